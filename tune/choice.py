@@ -1,0 +1,87 @@
+"""What tune returns: per task the winner, the baseline, every measurement and every rejection.
+
+Types only.
+"""
+
+import msgspec
+
+from tune_model.extract.task import Plan
+from tune_model.runtime.kernel import Kernel
+from tune_model.tune.candidate import Candidate, Rejected
+from tune_model.tune.target import Target
+
+__all__ = ["Choice", "Measurement", "Tuning"]
+
+
+class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One timing of one candidate.
+
+    Attributes:
+        candidate: What was timed.
+        median_us: Per call.
+        low_us: 20th percentile.
+        high_us: 80th percentile.
+        samples: How many rounds.
+        stage: `race` (successive halving or a step of coordinate descent) or `final` (interleaved with the baseline).
+        error: Relative Frobenius error against the reference.
+        disturbed: Throttling, contention or drift was seen while timing.
+    """
+
+    candidate: Candidate
+    median_us: float
+    low_us: float
+    high_us: float
+    samples: int
+    stage: str
+    error: float = 0.0
+    disturbed: bool = False
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The outcome for one task.
+
+    Attributes:
+        task: Its key.
+        winner: The chosen candidate, the extern (`aten`) unless it was beaten beyond the noise.
+        kernel: The winner's launch facts.
+        median_us: The winner's time in the final.
+        baseline_us: The extern's time in the same final.
+        gain_low: Lower end of the 95 % interval of baseline / winner.
+        gain_high: Upper end.
+        measurements: In the order taken.
+        rejections: Every candidate that was out, and why.
+        status: `tuned`, `no gain` (extern stays), `not searched` (budget), or `failed: ...`.
+    """
+
+    task: str
+    winner: Candidate
+    kernel: Kernel
+    median_us: float
+    baseline_us: float
+    gain_low: float
+    gain_high: float
+    measurements: tuple[Measurement, ...]
+    rejections: tuple[tuple[Candidate, Rejected], ...]
+    status: str
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """The outcome for a whole plan.
+
+    Attributes:
+        plan: As extracted, with weight layouts settled (`Pack` and `Transpose` added to `Program.weights`).
+        target: The machine it was tuned on.
+        choices: One per task, in the plan's order.
+        code: Machine code of every winner, by SHA-256.
+        builds: How many kernels were built now (0 when everything was replayed).
+        measured: How many measurements were taken now.
+        seconds: Wall time.
+    """
+
+    plan: Plan
+    target: Target
+    choices: tuple[Choice, ...]
+    code: dict[str, bytes]
+    builds: int
+    measured: int
+    seconds: float

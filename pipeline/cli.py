@@ -1,0 +1,136 @@
+"""The `tune-model` command: finds the subcommand, and turns what goes wrong into one line and an exit code.
+
+Exit codes: 0 ok; 2 usage, configuration or input; 3 finished with failures or budget spent; 4 verification or coverage
+failed; 5 regression gate; 130 interrupted. An error carries its own code (`TuneModelError.exit_code`).
+"""
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+import tune_model
+from tune_model.pipeline.commands import COMMANDS, DEFAULT
+from tune_model.runtime.errors import TuneModelError
+
+__all__ = ["main"]
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+HELP = """Tune a whole model for one machine and write one deployment artifact.
+
+\b
+  tune-model quickstart.yaml              tune a shipped example on this machine
+  tune-model my-model.yaml -o out.tuned   tune your own
+  tune-model COMMAND --help               what a command does, its options and exit codes
+
+A bare file name that is not in the current folder is looked up among the shipped examples. `tune-model CONFIG.yaml` is
+short for `tune-model tune CONFIG.yaml`.
+"""
+EPILOG = """\b
+Exit codes:
+  0    ok
+  2    wrong usage, configuration or input
+  3    finished with failures, or the budget was spent
+  4    verification or coverage failed
+  5    regression gate
+  130  interrupted; run the same command again to go on
+"""
+
+
+class CommandGroup(click.Group):
+    """Subcommands imported when used; a first argument that names none belongs to the default one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands in the order they are registered."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command's file."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"tune_model.pipeline.commands.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the registry, importing none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or hand all arguments to the default one if the first looks like a configuration."""
+        if args[0] not in COMMANDS and DEFAULT in COMMANDS and looks_like_config(args[0]):
+            args = [DEFAULT, *args]
+        return super().resolve_command(ctx, args)
+
+
+def looks_like_config(argument: str) -> bool:
+    """Tell a configuration's path from a mistyped command: it ends in .yaml or .yml, or names a place."""
+    return argument.endswith((".yaml", ".yml")) or os.sep in argument
+
+
+def print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    """Print the version and leave."""
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"tune-model {tune_model.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=CommandGroup, help=HELP, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, callback=print_version, expose_value=False, is_eager=True, help="Print the version."
+)
+@click.option("-v", "--verbose", count=True, help="Log what the rooms do (-vv: everything) to standard error.")
+@click.option("--traceback", is_flag=True, expose_value=False, help="Show where an error was raised.")
+def group(verbose: int) -> None:
+    """Hold the options that go before the command's name; `run` acts on --traceback."""
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("tune_model").setLevel(level)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with its documented code.
+
+    Args:
+        arguments: What follows the program's name; the process's own arguments by default.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line and return its exit code; errors become one line on standard error."""
+    try:
+        result: Any = group.main(arguments, prog_name="tune-model", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, a pager) has seen enough. Point stdout elsewhere so that the final flush is quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (TuneModelError, OSError) as error:
+        if "--traceback" in arguments:
+            raise
+        click.echo(f"error: {describe(error)}", err=True)
+        return error.exit_code if isinstance(error, TuneModelError) else EXIT_USAGE
+
+
+def describe(error: TuneModelError | OSError) -> str:
+    """Say an error in one line. What the system refused (disk full, a file where a folder is needed) names its path."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror or type(error).__name__}"
+    return " ".join(str(error).split("\n"))

@@ -1,0 +1,18 @@
+"""The subcommands, one file each.
+
+To add one: write `commands/<name>.py` with a `command` (a `click.Command`) and add its line here. A command's file is
+imported when the command runs, and imports torch, Triton and the heavy rooms inside its functions, so that
+`tune-model --help` and usage errors answer at once.
+"""
+
+from typing import Final
+
+__all__ = ["COMMANDS", "DEFAULT"]
+
+# Name -> what it does, as `tune-model --help` prints it. The order here is the order there.
+COMMANDS: Final = {
+    "schema": "Print the configuration's JSON Schema, for editors and validators.",
+}
+
+# Runs when the first argument names no command: `tune-model model.yaml` is `tune-model tune model.yaml`.
+DEFAULT: Final = "tune"

@@ -1,0 +1,29 @@
+"""Tune whole models: every matmul, reduction and attention raced on the target, winners packed into one artifact.
+
+Public names are imported when they are first used, so `import tune_model` stays light.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tune_model.package import load as load
+
+__version__ = "0.1.0"
+
+_PUBLIC = {"load": "tune_model.package"}
+
+__all__ = ["__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the room that defines it."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,32 @@
+"""Families of candidates, one file each, and which of them compete on which machine.
+
+A family's module holds one stateless object, `FAMILY`. The first is always `aten`: the baseline, which accepts every task.
+Importing a family needs neither Triton nor a compiler; building does.
+"""
+
+from tune_model.tune.candidate import Family
+from tune_model.tune.families import (
+    aten,
+)
+from tune_model.tune.target import CudaTarget, Target
+
+__all__ = ["families_for", "family_named"]
+
+_CUDA: tuple[Family, ...] = (
+    aten.FAMILY,
+)
+_CPU: tuple[Family, ...] = (aten.FAMILY,)
+
+
+def families_for(target: Target) -> tuple[Family, ...]:
+    """Return the families that can compete on a machine, the baseline first, the rest in the order to try them."""
+    return _CUDA if isinstance(target, CudaTarget) else _CPU
+
+
+def family_named(name: str) -> Family:
+    """Return a family by its name, as a candidate or a record states it.
+
+    Raises:
+        KeyError: There is no such family.
+    """
+    return {family.name: family for family in (*_CUDA, *_CPU)}[name]

@@ -15,6 +15,7 @@ import click
 
 import tune_model
 from tune_model.pipeline.commands import COMMANDS, DEFAULT
+from tune_model.pipeline.config import shipped_configs
 from tune_model.runtime.errors import TuneModelError
 
 __all__ = ["main"]
@@ -73,8 +74,10 @@ class CommandGroup(click.Group):
 
 
 def looks_like_config(argument: str) -> bool:
-    """Tell a configuration's path from a mistyped command: it ends in .yaml or .yml, or names a place."""
-    return argument.endswith((".yaml", ".yml")) or os.sep in argument
+    """Tell a configuration from a mistyped command: it ends in .yaml or .yml, names a place, or is a shipped one."""
+    if argument.endswith((".yaml", ".yml")) or os.sep in argument:
+        return True
+    return f"{argument}.yaml" in shipped_configs()
 
 
 def print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

@@ -28,5 +28,6 @@ def test_exported_names_exist_and_have_docstrings(room: str):
         assert module.__doc__, module_name
         for name in getattr(module, "__all__", ()):
             value = getattr(module, name)
-            if inspect.isclass(value) or inspect.isfunction(value):
+            made_by_call = "<locals>" in getattr(value, "__qualname__", "")  # a decorator bound to a name is a constant
+            if (inspect.isclass(value) or inspect.isfunction(value)) and not made_by_call:
                 assert inspect.getdoc(value), f"{module_name}.{name}"

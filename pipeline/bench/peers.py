@@ -1,0 +1,118 @@
+"""What a user would run without us, as contenders: eager, eager in a CUDA graph, `torch.compile` at its best.
+
+On CUDA the best is `mode="max-autotune"` (with CUDA graphs); on a CPU it is freezing, which pre-packs weights and without
+which max-autotune gains nothing there.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tune_model.pipeline.bench.interleave import Contender
+
+__all__ = ["COMPILED", "compiled", "decode_step", "eager_graph", "peers", "prefill_call"]
+
+COMPILED = {"cuda": "max_autotune", "cpu": "compile_freezing"}
+"""Name of the compiled contender by device type."""
+
+
+def decode_step(model: nn.Module, batch: int, context: int, *, slots: int) -> Callable[[], torch.Tensor]:
+    """Return one decode step of a transformers model over its own static cache, always at position `context`.
+
+    The cache is filled by a real prefill; the position is rolled back before each step so that every call does the
+    same work.
+
+    Args:
+        model: A causal LM on its device.
+        batch: Rows.
+        context: Tokens already in the cache.
+        slots: Cache length; peers get the shortest that fits, which favours them.
+    """
+    from transformers import StaticCache
+
+    device = next(model.parameters()).device
+    config: Any = model.config
+    vocabulary = config.get_text_config().vocab_size
+    cache = StaticCache(config=config, max_cache_len=slots)
+    # transformers 5.24 renamed the forward argument that takes the cache.
+    keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    prompt = torch.randint(0, vocabulary, (batch, context), device=device)
+    with torch.no_grad():
+        model(prompt, use_cache=True, logits_to_keep=1, **{keyword: cache})
+    token = torch.randint(0, vocabulary, (batch, 1), device=device)
+    positions = torch.full((batch, 1), context, device=device)
+    lengths = [layer.cumulative_length for layer in cache.layers if hasattr(layer, "cumulative_length")]
+
+    def step() -> torch.Tensor:
+        for length in lengths:
+            length.fill_(context)
+        with torch.no_grad():
+            output = model(token, position_ids=positions, use_cache=True, **{keyword: cache})
+        logits: torch.Tensor = output.logits
+        return logits
+
+    return step
+
+
+def prefill_call(model: nn.Module, batch: int, sequence: int) -> Callable[[], torch.Tensor]:
+    """Return a prefill of random prompts that computes the last position's logits."""
+    device = next(model.parameters()).device
+    config: Any = model.config
+    prompt = torch.randint(0, config.get_text_config().vocab_size, (batch, sequence), device=device)
+
+    def call() -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = model(prompt, use_cache=False, logits_to_keep=1).logits
+        return logits
+
+    return call
+
+
+def eager_graph(call: Callable[[], object]) -> Callable[[], object]:
+    """Capture a call into a CUDA graph and return its replay."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def compiled(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Compile a call with the best mode of the device and warm it up.
+
+    Args:
+        call: Fixed shapes; compiled without dynamic dims.
+        device: Chooses the mode.
+    """
+    torch._dynamo.reset()
+    if device.type == "cuda":
+        run: Callable[[], object] = torch.compile(call, mode="max-autotune", dynamic=False)
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize(device)
+        return run
+    import torch._inductor.config as inductor
+
+    with inductor.patch(freezing=True), torch.no_grad():
+        run = torch.compile(call, dynamic=False)
+        for _ in range(3):
+            run()
+    return run
+
+
+def peers(call: Callable[[], object], device: torch.device, *, compile_too: bool) -> list[Contender]:
+    """Return every contender that runs `call`: eager, its CUDA graph, compiled."""
+    contenders = [Contender("eager", call)]
+    if device.type == "cuda":
+        contenders.append(Contender("eager_graph", eager_graph(call)))
+    if compile_too:
+        contenders.append(Contender(COMPILED[device.type], compiled(call, device)))
+    return contenders

@@ -1,0 +1,93 @@
+"""Benchmark results as files: one JSON per benchmark and device, with what is needed to judge and repeat it."""
+
+import datetime as dt
+import platform
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tune_model.runtime.errors import TuneModelError
+
+__all__ = ["BenchmarkResult", "device_name", "library_versions", "merge_rows", "write_result"]
+
+
+class BenchmarkResult(msgspec.Struct, frozen=True):
+    """One benchmark run.
+
+    Attributes:
+        benchmark: What was measured: `llama-3-8b`.
+        device: Marketing name.
+        versions: Of Python, torch, triton, transformers and the driver's CUDA.
+        date: ISO day.
+        command: What to run to repeat it.
+        rows: One mapping per measured point.
+        summary: Flat numbers for comparison between runs.
+    """
+
+    benchmark: str
+    device: str
+    versions: dict[str, str]
+    date: str
+    command: str
+    rows: list[dict[str, Any]]
+    summary: dict[str, float]
+
+
+def device_name(device: torch.device) -> str:
+    """Return the GPU's or the CPU's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return f"{line.split(':', 1)[1].strip()}, {torch.get_num_threads()} threads"
+    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions that the figures depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda is not None:
+        versions["cuda"] = torch.version.cuda
+    for name in ("triton", "transformers"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "absent"
+    return versions
+
+
+def today() -> str:
+    """Return the day in UTC."""
+    return dt.datetime.now(dt.UTC).date().isoformat()
+
+
+def merge_rows(old: list[dict[str, Any]], new: list[dict[str, Any]], key: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Replace rows measured again, keep the others: a long benchmark runs in shards."""
+    fresh = {tuple(row.get(k) for k in key) for row in new}
+    return [row for row in old if tuple(row.get(k) for k in key) not in fresh] + new
+
+
+def write_result(path: Path, result: BenchmarkResult) -> None:
+    """Write a result file, atomically."""
+    text = msgspec.json.format(msgspec.json.encode(result), indent=1)
+    temporary = path.with_suffix(path.suffix + ".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_bytes(text + b"\n")
+    temporary.replace(path)
+
+
+def read_result(path: Path) -> BenchmarkResult:
+    """Read a result file.
+
+    Raises:
+        TuneModelError: It is not one.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BenchmarkResult)
+    except msgspec.MsgspecError as error:
+        msg = f"{path}: {error}; expected a benchmark result"
+        raise TuneModelError(msg) from error

@@ -1,0 +1,133 @@
+"""`tune-model plan`: what would be tuned, without tuning and without a GPU."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tune_model.pipeline.options import config_argument, effort_option, set_option
+
+if TYPE_CHECKING:
+    from tune_model.extract.task import Plan
+    from tune_model.tune.target import Target
+
+__all__ = ["command"]
+
+HELP = """Show what tuning CONFIG would do: programs, tasks, candidates and an estimate of the time.
+
+The model is traced without weights, so this needs neither a GPU nor memory for the model.
+
+\b
+  tune-model plan llama-3-8b.yaml
+  tune-model plan llama-3-8b.yaml --set target=cuda:sm_90 --json
+"""
+
+
+@click.command("plan", help=HELP)
+@config_argument
+@set_option
+@effort_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: programs, tasks, skipped steps, notes.")
+def command(config_path: str, overrides: tuple[str, ...], effort: str | None, as_json: bool) -> None:
+    """Trace, group and print."""
+    from tune_model.extract.plan import extract
+    from tune_model.pipeline.config import load_config
+    from tune_model.pipeline.options import with_effort
+    from tune_model.pipeline.request import make_request
+    from tune_model.tune.probe import probe_target
+
+    loaded = load_config(config_path, with_effort(overrides, effort))
+    target = probe_target(loaded.config.target)
+    plan = extract(make_request(loaded.config, loaded.folder)).plan
+    counts = candidate_counts(plan, target, loaded.config.search.effort)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(as_document(plan, counts), indent=1))
+    else:
+        print_plan(plan, counts, Path(config_path).name)
+
+
+def candidate_counts(plan: "Plan", target: "Target", effort: str) -> dict[str, int]:
+    """Count each task's candidates at an effort, building none."""
+    from tune_model.tune.candidate import Effort, Rejected
+    from tune_model.tune.families import families_for
+
+    counts = {}
+    for planned in plan.tasks:
+        accepting = [f for f in families_for(target) if not isinstance(f.accepts(planned.task, target), Rejected)]
+        counts[planned.key] = sum(
+            sum(1 for _ in family.configurations(planned.task, target, Effort(effort))) for family in accepting
+        )
+    return counts
+
+
+def as_document(plan: "Plan", counts: dict[str, int]) -> dict[str, Any]:
+    """Return the plan's facts as JSON-ready data."""
+    from tune_model.runtime.program import Apply
+
+    return {
+        "programs": [
+            {
+                "name": program.name,
+                "steps": len(program.steps),
+                "regions": sum(isinstance(step, Apply) for step in program.steps),
+                "forms": len(program.forms),
+                "weights": len(program.weights),
+            }
+            for program in plan.programs
+        ],
+        "tasks": [
+            {
+                "key": planned.key,
+                "label": planned.label,
+                "kind": planned.task.form.kind,
+                "weight": planned.weight,
+                "occurrences": sum(site.occurrences for site in planned.sites),
+                "points": [dict(site.point) | {"program": site.program} for site in planned.sites],
+                "flops": planned.flops,
+                "size_bytes": planned.size_bytes,
+                "candidates": counts[planned.key],
+            }
+            for planned in plan.tasks
+        ],
+        "skipped": [{"program": s.program, "op": s.op, "count": s.count, "reason": s.reason} for s in plan.skipped],
+        "notes": list(plan.notes),
+    }
+
+
+def print_plan(plan: "Plan", counts: dict[str, int], title: str) -> None:
+    """Print programs, tasks and what stays as it is."""
+    from rich.table import Table
+
+    from tune_model.pipeline.console import console, size_text
+
+    out = console()
+    document = as_document(plan, counts)
+    for program in document["programs"]:
+        out.print(
+            f"[bold]{program['name']}[/]: {program['steps']} steps, {program['regions']} tunable regions of "
+            f"{program['forms']} forms, {program['weights']} weights"
+        )
+    table = Table(title=f"{title}: {len(plan.tasks)} tasks, {sum(counts.values())} candidates", title_justify="left")
+    for name in ("task", "runs", "weight", "GFLOP", "bytes", "candidates"):
+        table.add_column(name, justify="left" if name == "task" else "right", overflow="fold")
+    for task in document["tasks"]:
+        table.add_row(
+            task["label"],
+            str(task["occurrences"]),
+            f"{task['weight']:.3g}",
+            f"{task['flops'] / 1e9:.3g}",
+            size_text(task["size_bytes"]),
+            str(task["candidates"]),
+        )
+    out.print(table)
+    if plan.skipped:
+        skipped = Table(title="not tuned (run as ATen calls)", title_justify="left")
+        for name in ("program", "op", "count", "reason"):
+            skipped.add_column(name, overflow="fold")
+        for entry in plan.skipped:
+            skipped.add_row(entry.program, entry.op, str(entry.count), entry.reason)
+        out.print(skipped)
+    for note in plan.notes:
+        out.print(f"note: {note}", markup=False)

@@ -1,0 +1,32 @@
+"""Printing for people: one console, and numbers as text."""
+
+from rich.console import Console
+
+__all__ = ["console", "gain_text", "size_text", "time_text"]
+
+
+def console(*, error: bool = False) -> Console:
+    """Return a console; without a terminal it is plain and 140 columns wide so that tables stay whole in logs."""
+    made = Console(stderr=error, highlight=False)
+    return made if made.is_terminal else Console(stderr=error, highlight=False, width=140, no_color=True)
+
+
+def size_text(size_bytes: float) -> str:
+    """Return `7.3 MB`: powers of 1000, three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} TB"
+
+
+def time_text(time_us: float) -> str:
+    """Return a duration given in microseconds with the unit that fits: `14.2 us`, `3.57 ms`, `12.1 s`."""
+    if time_us < 1e3:
+        return f"{time_us:.3g} us"
+    return f"{time_us / 1e3:.3g} ms" if time_us < 1e6 else f"{time_us / 1e6:.3g} s"
+
+
+def gain_text(baseline_us: float, median_us: float) -> str:
+    """Return a speedup: `1.42x`."""
+    return f"{baseline_us / median_us:.2f}x" if median_us > 0 else "-"

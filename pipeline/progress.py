@@ -1,0 +1,182 @@
+"""The tuner's events as a person or a log wants them: a live bar on a terminal, one line per task elsewhere, or JSON."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from tune_model.pipeline.console import console, gain_text, time_text
+from tune_model.tune.candidate import label
+from tune_model.tune.events import (
+    CandidateDone,
+    Event,
+    RecordsDamaged,
+    TaskDone,
+    TaskStarted,
+    TuneFinished,
+    TuneStarted,
+)
+
+__all__ = ["Eta", "JsonReport", "PlainReport", "Report", "TerminalReport", "make_report"]
+
+
+class Eta:
+    """Remaining time: the tuner's estimate at first, then the pace of the candidates that were really measured."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.started = clock()
+        self.estimate_s = 0.0
+        self.open = 0
+        self.done = 0
+
+    def start(self, candidates: int, estimate_s: float) -> None:
+        """Begin with what is to be measured."""
+        self.started, self.open, self.estimate_s = self.clock(), candidates, estimate_s
+
+    def step(self, *, replayed: bool) -> None:
+        """Count a candidate; replayed ones cost nothing and say nothing about the pace."""
+        self.open = max(self.open - 1, 0)
+        self.done += not replayed
+
+    def remaining_s(self) -> float:
+        """Return the seconds left."""
+        elapsed = self.clock() - self.started
+        if self.done < 5:
+            return max(self.estimate_s - elapsed, 0.0)
+        return elapsed / self.done * self.open
+
+
+class Report:
+    """Receives the events of one tuning run. A context manager; `__call__` is what `tune` reports to."""
+
+    def __init__(self) -> None:
+        self.eta = Eta()
+        self.labels: dict[str, str] = {}
+        self.tasks = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    def __call__(self, event: Event) -> None:
+        """Take an event: keep the books, then show it."""
+        match event:
+            case TuneStarted():
+                self.tasks = event.tasks
+                self.eta.start(event.candidates, event.estimate_s)
+            case TaskStarted():
+                self.labels[event.task] = event.label
+            case CandidateDone():
+                self.eta.step(replayed=event.replayed)
+            case _:
+                pass
+        self.show(event)
+
+    def show(self, event: Event) -> None:
+        """Show an event."""
+        raise NotImplementedError
+
+
+class JsonReport(Report):
+    """One JSON object per event and line on standard output."""
+
+    def show(self, event: Event) -> None:
+        """Write the event."""
+        click.echo(msgspec.json.encode(event).decode())
+
+
+class PlainReport(Report):
+    """One line per task, for logs."""
+
+    def __init__(self, out: Console) -> None:
+        super().__init__()
+        self.out = out
+
+    def show(self, event: Event) -> None:
+        """Print what deserves a line."""
+        line = self.line(event)
+        if line:
+            self.out.print(line, markup=False, soft_wrap=True)
+
+    def line(self, event: Event) -> str:
+        """Return an event's line; empty for those that have none."""
+        match event:
+            case TuneStarted():
+                return (
+                    f"{event.tasks} tasks, {event.candidates} candidates, {event.replayed} tasks replayed from records, "
+                    f"about {event.estimate_s:.0f} s"
+                )
+            case TaskDone():
+                how = "replayed" if event.replayed else f"{event.seconds:.1f} s"
+                left = self.eta.remaining_s()
+                return (
+                    f"[{event.index + 1}/{self.tasks}] {self.labels.get(event.task, event.task)}: "
+                    f"{label(event.best)} {time_text(event.best_us)}, extern {time_text(event.baseline_us)}, "
+                    f"{gain_text(event.baseline_us, event.best_us)} ({event.status}; {how}; {left:.0f} s left)"
+                )
+            case RecordsDamaged():
+                return f"records were damaged: set aside as {event.moved_to}, {event.rescued} rows rescued"
+            case TuneFinished():
+                early = f", stopped early: {event.stopped}" if event.stopped else ""
+                return f"{event.builds} builds, {event.measured} measurements in {event.seconds:.1f} s{early}"
+            case _:
+                return ""
+
+
+class TerminalReport(PlainReport):
+    """A live bar: tasks done, the candidate at hand, best so far against the extern, time left."""
+
+    def __init__(self, out: Console) -> None:
+        super().__init__(out)
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[detail]}"),
+            console=out,
+            transient=True,
+        )
+        self.bar: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def show(self, event: Event) -> None:
+        """Move the bar; print the lines that last."""
+        if isinstance(event, TuneStarted):
+            self.bar = self.progress.add_task("tuning", total=event.candidates, left="", detail="")
+        super().show(event)
+        if self.bar is None:
+            return
+        left = f"{self.eta.remaining_s():.0f} s left"
+        if isinstance(event, TaskStarted):
+            self.progress.update(self.bar, description=event.label)
+        elif isinstance(event, CandidateDone):
+            detail = f"{label(event.candidate)}  best {gain_text(event.baseline_us, event.best_us)} of extern"
+            self.progress.update(self.bar, advance=1, left=left, detail=detail)
+
+
+def make_report(*, as_json: bool) -> Report:
+    """Choose how events are shown: JSON when asked for, a live bar on a terminal, else plain lines."""
+    if as_json:
+        return JsonReport()
+    out = console(error=True)
+    return TerminalReport(out) if out.is_terminal else PlainReport(out)

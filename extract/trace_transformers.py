@@ -1,0 +1,226 @@
+"""Front end for transformers models: decoders with a cache, encoders, and single forward passes."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tune_model.extract.attention_step import ATTENTION, AttentionLog, causal_attention_steps, encoder_attention
+from tune_model.extract.build import Built, build_transformers, load_config, make_fake, torch_dtype
+from tune_model.extract.cache_steps import add_cache
+from tune_model.extract.import_graph import NamedInput
+from tune_model.extract.request import Phase, Request, TransformersSource
+from tune_model.extract.trace import SourceError, Trace, TraceError
+from tune_model.extract.trace_graph import Entry, ExampleInput, example_sizes, trace_graph
+from tune_model.runtime.program import Call, Program, Symbol, ValueRange
+
+__all__ = ["trace_transformers"]
+
+_INT = torch.int64
+
+
+def trace_transformers(request: Request) -> tuple[Trace, ...]:
+    """Trace every phase of a transformers model.
+
+    Args:
+        request: With a `TransformersSource`.
+
+    Returns:
+        One raw trace per phase, in the request's order.
+
+    Raises:
+        SourceError: The model cannot be built.
+        TraceError: It cannot be traced, or not faithfully.
+    """
+    source = request.source
+    if not isinstance(source, TransformersSource):
+        raise TypeError(f"trace_transformers got a {type(source).__name__}")
+    config = load_config(source)
+    if request.task == "causal-lm":
+        return _trace_decoder(request, source, config)
+    return _trace_forward(request, source, config)
+
+
+# ------------------------------------------------------------------------------------------------------------ decoders
+
+
+def _trace_decoder(request: Request, source: TransformersSource, config: Any) -> tuple[Trace, ...]:
+    if request.max_length < 1 or request.max_batch < 1:
+        raise TraceError(
+            f"a causal-lm request needs max_length and max_batch; got {request.max_length} and {request.max_batch}"
+        )
+    log = AttentionLog()
+    with causal_attention_steps(log) as attention:
+        model = build_transformers(source, config, request.task, request.dtype, attention)
+        _check_decoder(model, config)
+        built = make_fake(model)
+        return tuple(_trace_phase(request, phase, built, config, log) for phase in request.phases)
+
+
+def _check_decoder(model: torch.nn.Module, config: Any) -> None:
+    accepted = inspect.signature(model.forward).parameters
+    if "position_ids" not in accepted:
+        raise TraceError(
+            f"{config.model_type} takes no position_ids, so a cached step cannot say where its tokens are; expected a"
+            " decoder with explicit positions. Trace it as task: forward"
+        )
+
+
+def _trace_phase(request: Request, phase: Phase, built: Built, config: Any, log: AttentionLog) -> Trace:
+    if phase.name not in {"prefill", "decode"}:
+        raise TraceError(f"a causal-lm workload has the phases prefill and decode; got {phase.name!r}")
+    decode = phase.name == "decode"
+    text = config.get_text_config()
+    ids = ValueRange(0, int(text.vocab_size) - 1)
+    length = 1 if decode else "sequence"
+    positions = ValueRange("context", "context") if decode else ValueRange(0, "sequence - 1")
+    inputs = [
+        ExampleInput(NamedInput("input_ids", ("batch", length), ids), _INT),
+        ExampleInput(NamedInput("positions", ("batch", length), positions), _INT),
+    ]
+    if not decode:
+        inputs.append(ExampleInput(NamedInput("logits_index", (1,), ValueRange(0, "sequence - 1")), _INT))
+    log.layers.clear()
+    entry = Entry(
+        phase=phase.name,
+        model=f"the {config.model_type} model",
+        built=built,
+        run=_run_decoder(built.module),
+        inputs=tuple(inputs),
+        maximum={"batch": request.max_batch, "sequence": request.max_length},
+    )
+    trace = trace_graph(entry, (), {"batch": 2, "sequence": 5})
+    _check_attention(trace.program, log, config)
+    trace = add_cache(trace, max_length=request.max_length, decode=decode)
+    if decode:
+        trace = trace._replace(program=_with_context(trace.program, phase, request.max_length))
+    note = f"{phase.name}: torch.export with dynamic sizes; {len(log.layers)} attention layers as one step each"
+    return trace._replace(notes=(note, *trace.notes))
+
+
+def _run_decoder(
+    model: torch.nn.Module,
+) -> Callable[[torch.nn.Module, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def run(module: torch.nn.Module, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        index = given.get("logits_index")
+        extra = {"logits_to_keep": index} if keeps and index is not None else {}
+        logits = module(
+            input_ids=given["input_ids"], position_ids=given["positions"], use_cache=False, return_dict=True, **extra
+        ).logits
+        return {"logits": logits if keeps or index is None else logits[:, index]}
+
+    return run
+
+
+def _check_attention(program: Program, log: AttentionLog, config: Any) -> None:
+    """A layer that computed attention (or another mixing of tokens) by itself would be silently without cache."""
+    steps = sum(isinstance(s, Call) and s.op == ATTENTION for s in program.steps)
+    expected = int(config.get_text_config().num_hidden_layers)
+    if steps == expected == len(log.layers):
+        return
+    raise TraceError(
+        f"{config.model_type} has {expected} layers, but {len(log.layers)} attention calls were seen and {steps} of them"
+        " reach the logits; expected one per layer. Its layers mix tokens in another way (their own attention, a"
+        " recurrent state, shared keys), which causal-lm programs do not support yet. Trace it as task: forward"
+    )
+
+
+def _with_context(program: Program, phase: Phase, max_length: int) -> Program:
+    """Add the hint symbol that says how long the cache is filled."""
+    contexts = phase.grid.get("context", ())
+    if any(c >= max_length for c in contexts):
+        raise TraceError(
+            f"phase {phase.name}: context {max(contexts)} leaves no slot for the new token in a cache of {max_length};"
+            " raise max_length"
+        )
+    context = Symbol("context", 0, max_length - 1, None, 0, contexts[0] if contexts else max_length // 2)
+    return Program(
+        name=program.name,
+        symbols=(*program.symbols, context),
+        inputs=program.inputs,
+        weights=program.weights,
+        constants=program.constants,
+        forms=program.forms,
+        steps=program.steps,
+        values=program.values,
+        outputs=program.outputs,
+    )
+
+
+# -------------------------------------------------------------------------------------------------- encoders, forward
+
+
+def _trace_forward(request: Request, source: TransformersSource, config: Any) -> tuple[Trace, ...]:
+    with encoder_attention() as attention:
+        model = build_transformers(source, config, request.task, request.dtype, attention)
+        inputs = _inputs(request, model, config)
+        run = _run_forward(model)
+        built = make_fake(model)
+        traces = []
+        for phase in request.phases:
+            entry = Entry(phase.name, f"the {config.model_type} model", built, run, inputs, {})
+            trace = trace_graph(entry, request.phases, example_sizes(inputs, request.phases))
+            note = f"{phase.name}: torch.export with dynamic sizes"
+            traces.append(trace._replace(notes=(note, *trace.notes)))
+        return tuple(traces)
+
+
+def _inputs(request: Request, model: torch.nn.Module, config: Any) -> tuple[ExampleInput, ...]:
+    """The inputs named in the request, else those the model's kind implies."""
+    if request.inputs:
+        return tuple(
+            ExampleInput(NamedInput(i.name, i.shape, _measured(i.name, config)), torch_dtype(i.dtype))
+            for i in request.inputs
+        )
+    dtype = torch_dtype(request.dtype)
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    accepted = inspect.signature(model.forward).parameters
+    if main == "input_ids" and "decoder_input_ids" not in accepted:
+        names = [n for n in ("input_ids", "attention_mask") if n in accepted]
+        dims = ("batch", "sequence")
+        return tuple(ExampleInput(NamedInput(n, dims, _measured(n, config)), _INT) for n in names)
+    if main == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        size = config.image_size
+        dims = ("batch", int(getattr(config, "num_channels", 3)), size, size)
+        return (ExampleInput(NamedInput("pixel_values", dims), dtype),)
+    if main == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+        frames = 2 * int(config.max_source_positions)
+        features = NamedInput("input_features", ("batch", int(config.num_mel_bins), frames))
+        ids = NamedInput("decoder_input_ids", ("batch", "sequence"), _measured("decoder_input_ids", config))
+        return (ExampleInput(features, dtype), ExampleInput(ids, _INT))
+    raise SourceError(
+        f"the inputs of {config.model_type} (main input {main!r}) cannot be derived; list them under inputs: with name,"
+        " shape and dtype"
+    )
+
+
+def _measured(name: str, config: Any) -> ValueRange | None:
+    """What to fill an integer input with when measuring."""
+    if name.endswith("mask"):
+        return ValueRange(1, 1)
+    if name.endswith("input_ids") and hasattr(config.get_text_config(), "vocab_size"):
+        return ValueRange(0, int(config.get_text_config().vocab_size) - 1)
+    return None
+
+
+def _run_forward(
+    model: torch.nn.Module,
+) -> Callable[[torch.nn.Module, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    accepted = inspect.signature(model.forward).parameters
+    settings = {k: v for k, v in (("use_cache", False), ("return_dict", True)) if k in accepted}
+
+    def run(module: torch.nn.Module, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        outputs = module(**given, **settings)
+        for names in (("logits",), ("last_hidden_state", "pooler_output")):
+            found = {n: outputs[n] for n in names if isinstance(outputs.get(n), torch.Tensor)}
+            if found:
+                return found
+        found = {k: v for k, v in outputs.items() if isinstance(v, torch.Tensor)}
+        if not found:
+            raise TraceError(f"the model returns {', '.join(outputs)}; expected at least one tensor")
+        return found
+
+    return run

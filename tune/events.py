@@ -1,0 +1,121 @@
+"""What the tuner tells while it runs. Types only; the pipeline draws them and computes the remaining time.
+
+Order: `TuneStarted`, then per task `TaskStarted`, any number of `CandidateDone`, `TaskDone`; last `TuneFinished`.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from tune_model.tune.candidate import Candidate, Rejected
+
+__all__ = ["CandidateDone", "Event", "RecordsDamaged", "TaskDone", "TaskStarted", "TuneFinished", "TuneStarted"]
+
+
+class TuneStarted(msgspec.Struct, frozen=True, tag="tune started"):
+    """Everything is enumerated.
+
+    Attributes:
+        tasks: How many.
+        candidates: Over all tasks.
+        replayed: Tasks whose outcome the records already hold.
+        estimate_s: Expected seconds for the rest.
+    """
+
+    tasks: int
+    candidates: int
+    replayed: int
+    estimate_s: float
+
+
+class TaskStarted(msgspec.Struct, frozen=True, tag="task started"):
+    """A task's race begins.
+
+    Attributes:
+        index: From 0, in the plan's order.
+        task: Key.
+        label: For people.
+        candidates: How many compete.
+    """
+
+    index: int
+    task: str
+    label: str
+    candidates: int
+
+
+class CandidateDone(msgspec.Struct, frozen=True, tag="candidate done"):
+    """A candidate was timed, or is out.
+
+    Attributes:
+        task: Key.
+        candidate: Which.
+        median_us: Its time; 0 when it is out.
+        best_us: Best so far.
+        baseline_us: The extern's time.
+        replayed: Taken from the records.
+        rejected: Why it is out.
+    """
+
+    task: str
+    candidate: Candidate
+    median_us: float
+    best_us: float
+    baseline_us: float
+    replayed: bool = False
+    rejected: Rejected | None = None
+
+
+class TaskDone(msgspec.Struct, frozen=True, tag="task done"):
+    """A task's race is over. Which candidate is used is settled at the end, when all readers of a weight are known.
+
+    Attributes:
+        index: From 0, in the plan's order.
+        task: Key.
+        best: Fastest that beat the extern beyond the noise, else the extern.
+        best_us: Its time.
+        baseline_us: The extern's.
+        seconds: Wall time of this task.
+        replayed: Nothing was measured.
+        status: As in `Choice`.
+    """
+
+    index: int
+    task: str
+    best: Candidate
+    best_us: float
+    baseline_us: float
+    seconds: float
+    replayed: bool
+    status: str
+
+
+class RecordsDamaged(msgspec.Struct, frozen=True, tag="records damaged"):
+    """The records database could not be read and was set aside.
+
+    Attributes:
+        moved_to: Where it is now.
+        rescued: Rows that were read from it.
+    """
+
+    moved_to: str
+    rescued: int
+
+
+class TuneFinished(msgspec.Struct, frozen=True, tag="tune finished"):
+    """The end.
+
+    Attributes:
+        builds: Kernels built now.
+        measured: Measurements taken now.
+        seconds: Wall time.
+        stopped: Why it ended early; empty when it did not.
+    """
+
+    builds: int
+    measured: int
+    seconds: float
+    stopped: Literal["", "budget", "interrupted"] = ""
+
+
+Event = TuneStarted | TaskStarted | CandidateDone | TaskDone | RecordsDamaged | TuneFinished

@@ -1,0 +1,87 @@
+"""What a build and a measurement depend on, as keys: everything that can change the result, and nothing else.
+
+No path, host name, user or environment variable reaches a key. Every field of a target is classified here, and a field
+that is not is refused, so that a new one cannot be forgotten silently.
+"""
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from tune_model.extract.task import Task, task_key
+from tune_model.tune.candidate import Candidate, Effort
+from tune_model.tune.target import Target
+
+__all__ = ["FamilySource", "build_key", "measurement_key", "race_key", "target_key"]
+
+_SHAPES_CODE: Final = {
+    "CudaTarget": {"arch", "sm_count", "l2_bytes", "shared_bytes", "registers_per_sm", "torch", "triton"},
+    "CpuTarget": {"machine", "isa", "threads", "l2_bytes", "l3_bytes", "compiler", "torch"},
+}
+"""Fields that a family may read while it builds."""
+
+_SHAPES_TIME_ONLY: Final = {
+    "CudaTarget": {"name", "memory_bytes", "max_clock_mhz", "driver_branch", "cublas"},
+    "CpuTarget": {"name"},
+}
+"""Fields that change how fast code runs, or what a library does, but not the code that is built."""
+
+
+class FamilySource(msgspec.Struct, frozen=True):
+    """A family as far as results depend on it.
+
+    Attributes:
+        name: As in candidates.
+        version: Bumped by its author.
+        digest: Of its source files (`source.digest_family`).
+    """
+
+    name: str
+    version: int
+    digest: str
+
+
+def target_key(target: Target) -> str:
+    """Return what times measured on a machine depend on: every field of the target."""
+    _code_fields(target)
+    return _digest(["target", type(target).__name__, msgspec.to_builtins(target)])
+
+
+def build_key(source: FamilySource, task: Task, candidate: Candidate, target: Target) -> str:
+    """Return what the machine code of a candidate depends on."""
+    fields = {name: getattr(target, name) for name in _code_fields(target)}
+    parts = ["build", source, task_key(task), candidate, type(target).__name__, fields]
+    return _digest(parts)
+
+
+def measurement_key(source: FamilySource, task: str, candidate: Candidate, target: str, policy: str) -> str:
+    """Return what the timing of a candidate depends on.
+
+    Args:
+        source: Of the candidate's family.
+        task: Key of the task.
+        candidate: What is timed.
+        target: From `target_key`.
+        policy: Text of the measuring policy, version included.
+    """
+    return _digest(["measurement", source, task, candidate, target, policy])
+
+
+def race_key(sources: tuple[FamilySource, ...], task: str, target: str, policy: str, effort: Effort) -> str:
+    """Return what the outcome of a whole race depends on: all of the above for every family that competes."""
+    return _digest(["race", sources, task, target, policy, effort.value])
+
+
+def _code_fields(target: Target) -> list[str]:
+    name = type(target).__name__
+    known = _SHAPES_CODE[name] | _SHAPES_TIME_ONLY[name]
+    fields = set(type(target).__struct_fields__)
+    if fields != known:
+        msg = f"{name} has fields that no key accounts for: {sorted(fields ^ known)}; classify them in tune/identity.py"
+        raise TypeError(msg)
+    return sorted(_SHAPES_CODE[name])
+
+
+def _digest(parts: list[object]) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:32]

@@ -1,0 +1,243 @@
+"""Builds in child processes: many at once, ahead of measuring, each with a time limit; a crash costs one candidate.
+
+A thread hands jobs to the children and collects results, so that they stay busy while the caller measures. Urgent jobs
+overtake the others. Children start with the first job and are replaced when they die.
+"""
+
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection
+from multiprocessing import connection as mp_connection
+from multiprocessing.connection import Connection
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tune_model.extract.task import Task
+from tune_model.tune.candidate import Built, Config, Family, Rejected
+from tune_model.tune.child import Child
+from tune_model.tune.target import Target
+
+__all__ = ["BuildPool", "Job"]
+
+logger = logging.getLogger(__name__)
+
+_START_S: Final = 120.0
+"""A child imports torch and triton before its first build; with sixteen starting at once that takes a while."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One build.
+
+    Attributes:
+        family: A stateless object whose class the child can import.
+        task: What to build for.
+        config: Which configuration.
+        target: The machine.
+    """
+
+    family: Family
+    task: Task
+    config: Config
+    target: Target
+
+
+class _Pending(NamedTuple):
+    order: tuple[int, int]
+    ticket: int
+    job: Job
+
+
+class _Worker:
+    """A child and the job it is at."""
+
+    def __init__(self, number: int) -> None:
+        self.child = Child(_serve, (), f"build-{number}")
+        self.ticket: int | None = None
+        self.deadline = float("inf")
+
+    def give(self, pending: _Pending) -> None:
+        self.ticket = pending.ticket
+        self.deadline = time.monotonic() + _START_S
+        self.child.connection.send(pending.job)
+
+
+class BuildPool:
+    """A pool of build processes.
+
+    Attributes:
+        finished: How many builds were run, failed ones included.
+    """
+
+    def __init__(self, workers: int, timeout_s: float) -> None:
+        """Prepare a pool; no process is started yet.
+
+        Args:
+            workers: How many processes.
+            timeout_s: Longest time one build may take.
+        """
+        self.workers = workers
+        self.timeout_s = timeout_s
+        self.finished = 0
+        self._numbers = itertools.count()
+        self._lock = threading.Condition()
+        self._waiting: list[_Pending] = []
+        self._open: set[int] = set()
+        self._results: dict[int, Built | Rejected] = {}
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._wake, self._woken = mp_connection.Pipe()
+
+    def submit(self, job: Job, *, urgent: bool = False) -> int:
+        """Queue a build; returns the ticket to `wait` for."""
+        ticket = next(self._numbers)
+        with self._lock:
+            self._open.add(ticket)
+            heapq.heappush(self._waiting, _Pending((0 if urgent else 1, ticket), ticket, job))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._dispatch, name="build-pool", daemon=True)
+                self._thread.start()
+        self._wake.send_bytes(b".")
+        return ticket
+
+    def hurry(self, tickets: Collection[int]) -> None:
+        """Move queued builds to the front: their results are waited for."""
+        wanted = set(tickets)
+        with self._lock:
+            self._waiting = [p._replace(order=(0, p.ticket)) if p.ticket in wanted else p for p in self._waiting]
+            heapq.heapify(self._waiting)
+
+    def wait(self, tickets: Collection[int], timeout_s: float) -> dict[int, Built | Rejected]:
+        """Return the results that are there, as soon as one is; empty when none came in time. Each is given once."""
+        wanted = set(tickets)
+        with self._lock:
+            self._lock.wait_for(lambda: self._failure is not None or not wanted.isdisjoint(self._results), timeout_s)
+            if self._failure is not None:
+                raise RuntimeError("the build pool's dispatcher died") from self._failure
+            return {ticket: self._results.pop(ticket) for ticket in wanted & self._results.keys()}
+
+    def cancel(self, tickets: Collection[int]) -> None:
+        """Forget queued builds; running ones go on, and nobody asks for their results."""
+        wanted = set(tickets)
+        with self._lock:
+            self._waiting = [p for p in self._waiting if p.ticket not in wanted]
+            heapq.heapify(self._waiting)
+            self._open -= wanted
+            for ticket in wanted:
+                self._results.pop(ticket, None)
+
+    @property
+    def queued(self) -> int:
+        """How many jobs no child has taken yet."""
+        with self._lock:
+            return len(self._waiting)
+
+    def close(self) -> None:
+        """Kill all children and drop what is queued."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+        if self._thread is not None:
+            self._wake.send_bytes(b".")
+            self._thread.join()
+        self._wake.close()
+        self._woken.close()
+
+    def _dispatch(self) -> None:
+        workers: list[_Worker] = []
+        try:
+            while not self._closed:
+                self._feed(workers)
+                self._collect(workers)
+        except BaseException as error:
+            with self._lock:
+                self._failure = error
+                self._lock.notify_all()
+            raise
+        finally:
+            for worker in workers:
+                worker.child.kill()
+
+    def _feed(self, workers: list[_Worker]) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting or self._closed:
+                    return
+                idle = next((w for w in workers if w.ticket is None), None)
+                if idle is None and len(workers) >= self.workers:
+                    return
+                pending = heapq.heappop(self._waiting)
+            if idle is None:
+                idle = _Worker(len(workers))
+                workers.append(idle)
+            try:
+                idle.give(pending)
+            except OSError:  # it died while idle: the job goes to its successor
+                self._replace(workers, idle)
+                with self._lock:
+                    heapq.heappush(self._waiting, pending)
+
+    def _collect(self, workers: list[_Worker]) -> None:
+        busy = {w.child.connection: w for w in workers if w.ticket is not None}
+        nearest = min((w.deadline for w in busy.values()), default=float("inf"))
+        timeout = None if nearest == float("inf") else max(0.0, nearest - time.monotonic())
+        for ready in mp_connection.wait([self._woken, *busy], timeout):
+            if ready is self._woken:
+                self._woken.recv_bytes()
+            elif isinstance(ready, Connection):
+                self._receive(workers, busy[ready])
+        now = time.monotonic()
+        for worker in list(busy.values()):
+            if worker.ticket is not None and worker.deadline <= now and not worker.child.connection.poll():
+                self._finish(worker, Rejected("timeout", f"build took longer than {self.timeout_s:g} s"))
+                self._replace(workers, worker)
+
+    def _receive(self, workers: list[_Worker], worker: _Worker) -> None:
+        try:
+            message = worker.child.connection.recv()
+        except (EOFError, OSError):
+            self._finish(worker, Rejected("crash", f"the build process {worker.child.post_mortem()}"))
+            self._replace(workers, worker)
+            return
+        if message == "started":
+            worker.deadline = time.monotonic() + self.timeout_s
+        else:
+            self._finish(worker, message)
+
+    def _finish(self, worker: _Worker, result: Built | Rejected) -> None:
+        with self._lock:
+            self.finished += 1
+            if worker.ticket in self._open:
+                self._open.discard(worker.ticket)
+                self._results[worker.ticket] = result
+            self._lock.notify_all()
+        worker.ticket = None
+        worker.deadline = float("inf")
+
+    def _replace(self, workers: list[_Worker], worker: _Worker) -> None:
+        worker.child.kill()
+        workers.remove(worker)
+
+
+def _serve(connection: Connection) -> None:
+    """Build until the connection closes (in the child)."""
+    os.nice(5)  # measuring must not wait for builds
+    while True:
+        job: Job = connection.recv()
+        connection.send("started")
+        connection.send(build(job))
+
+
+def build(job: Job) -> Built | Rejected:
+    """Run one build here; an exception is the family's fault and becomes a reason."""
+    try:
+        return job.family.build(job.task, job.config, job.target)
+    except Exception as error:  # a family may raise anything; it costs the candidate only
+        logger.debug("build failed", exc_info=True)
+        text = str(error).strip().splitlines()
+        return Rejected("compiler", f"{type(error).__name__}: {text[0] if text else ''}"[:500])

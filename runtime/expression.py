@@ -8,11 +8,13 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["Dim", "ExpressionError", "evaluate", "product", "rename", "symbols"]
+__all__ = ["Dim", "ExpressionError", "evaluate", "fold", "product", "rename", "symbols"]
+
+_T = TypeVar("_T")
 
 Dim = int | str
 """A size that is known (`4096`) or an expression over symbols (`"s0*s1"`)."""
@@ -98,7 +100,9 @@ class _Parser:
     def _take(self, expected: str = "") -> str:
         token = self._peek()
         if not token or (expected and token != expected):
-            raise ExpressionError(f"symbolic size {self.text!r} has {token or 'its end'!r}; expected {expected or 'a term'!r}")
+            raise ExpressionError(
+                f"symbolic size {self.text!r} has {token or 'its end'!r}; expected {expected or 'a term'!r}"
+            )
         self.position += 1
         return token
 
@@ -224,3 +228,22 @@ def product(dims: tuple[Dim, ...]) -> Dim:
     if not symbolic or known == 0:
         return known
     return "*".join(symbolic) if known == 1 else "*".join([*symbolic, str(known)])
+
+
+def _fold(node: _Node, leaf: Callable[[Dim], _T], combine: Callable[[str, list[_T]], _T]) -> _T:
+    if isinstance(node, _Number):
+        return leaf(node.value)
+    if isinstance(node, _Name):
+        return leaf(node.name)
+    return combine(node.function, [_fold(a, leaf, combine) for a in node.arguments])
+
+
+def fold(dim: Dim, leaf: Callable[[Dim], _T], combine: Callable[[str, list[_T]], _T]) -> _T:
+    """Walk a size bottom up, for algebra on sizes.
+
+    Args:
+        dim: The size.
+        leaf: Gets every integer and every symbol.
+        combine: Gets an operator (`+ - * // % neg cdiv min max`) and what its operands became.
+    """
+    return leaf(dim) if isinstance(dim, int) else _fold(_parse(dim), leaf, combine)

@@ -15,9 +15,10 @@ from typing import BinaryIO, Final, NamedTuple
 from tune_model.package.members import MEMBERS_AT_MOST, limit_of
 from tune_model.package.wire import ArtifactError
 
-__all__ = ["ALIGNMENT", "ArchiveWriter", "Stored", "read_archive"]
+__all__ = ["ALIGNMENT", "ARCHIVE_START", "ArchiveWriter", "Stored", "read_archive"]
 
 ALIGNMENT: Final = 64
+_END_START: Final = b"PK\x05\x06"
 
 # PKWARE's APPNOTE 6.3.10, sections 4.3.7 (local header), 4.3.12 (directory entry), 4.3.14 to 4.3.16 (ends).
 _LOCAL: Final = struct.Struct("<4s5H3I2H")
@@ -26,7 +27,9 @@ _END64: Final = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR64: Final = struct.Struct("<4sIQI")
 _END: Final = struct.Struct("<4s4H2IH")
 
-_MAX16: Final = 0xFFFF
+ARCHIVE_START: Final = b"PK\x03\x04"
+"""What every archive begins with."""
+
 _MAX32: Final = 0xFFFFFFFF
 _DATE_1980: Final = 0x21
 _UNIX_FILE: Final = 0o100644 << 16
@@ -63,7 +66,7 @@ def _local_header(member: Stored, start: int) -> bytes:
     size = _MAX32 if large else member.size_bytes
     version = _VERSION64 if large else _VERSION
     name = member.name.encode("ascii")
-    fixed = (b"PK\x03\x04", version, 0, 0, 0, _DATE_1980, member.crc, size, size, len(name), len(extra))
+    fixed = (ARCHIVE_START, version, 0, 0, 0, _DATE_1980, member.crc, size, size, len(name), len(extra))
     return _LOCAL.pack(*fixed) + name + extra
 
 
@@ -94,7 +97,7 @@ def _directory(members: list[Stored], placed: list[_Placed]) -> bytes:
     if start >= _MAX32:
         end64 = (44, _VERSION64 | _MADE_ON_UNIX, _VERSION64, 0, 0, count, count, len(entries), start)
         end = _END64.pack(b"PK\x06\x06", *end64) + _LOCATOR64.pack(b"PK\x06\x07", 0, start + len(entries), 1)
-    return entries + end + _END.pack(b"PK\x05\x06", 0, 0, count, count, len(entries), min(start, _MAX32), 0)
+    return entries + end + _END.pack(_END_START, 0, 0, count, count, len(entries), min(start, _MAX32), 0)
 
 
 class ArchiveWriter:
@@ -167,7 +170,7 @@ def read_archive(buffer: memoryview, file: str) -> dict[str, memoryview]:
 
 def _list_members(buffer: memoryview, file: str) -> list[Stored]:
     total = len(buffer)
-    if total < _END.size or buffer[total - _END.size : total - _END.size + 4] != b"PK\x05\x06":
+    if total < _END.size or bytes(buffer[total - _END.size : total - _END.size + 4]) != _END_START:
         raise ArtifactError(file, f"the end of {total} bytes", "a zip directory without a comment", "none: cut off?")
     _, _, _, _, count, length, start, _ = _END.unpack(buffer[total - _END.size :])
     if count > MEMBERS_AT_MOST:
@@ -182,7 +185,9 @@ def _list_members(buffer: memoryview, file: str) -> list[Stored]:
             raise ArtifactError(file, "the zip directory", "inside the file", "outside")
         member, at = _read_entry(buffer, at, file)
         if member.size_bytes > total:
-            raise ArtifactError(file, f"the size of {member.name}", f"at most {total}, the file's", str(member.size_bytes))
+            raise ArtifactError(
+                file, f"the size of {member.name}", f"at most {total}, the file's", str(member.size_bytes)
+            )
         members.append(member)
     return members
 

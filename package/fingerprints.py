@@ -13,8 +13,8 @@ from tune_model.tune.target import CpuTarget, Target
 
 __all__ = [
     "LAUNCH_ABI",
-    "Compatibility",
     "Comparison",
+    "Compatibility",
     "CpuSystem",
     "CpuToRun",
     "CpuToStayOptimal",
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 LAUNCH_ABI: Final = 1
-"""How launch facts become arguments of machine code (`runtime.kernel`): raised when `CudaLaunch` or `CpuLaunch` change."""
+"""How launch facts become a kernel's arguments: raised when the meaning of `CudaLaunch` or `CpuLaunch` changes."""
 
 
 class CudaToRun(msgspec.Struct, frozen=True, tag="cuda"):

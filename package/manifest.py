@@ -1,7 +1,7 @@
 """The manifest: what an artifact is, what it needs, and the hash of every other file in it.
 
-Versioned: `SCHEMA` goes up when a reader of the old kind would misunderstand the new one. No paths of the machine it was
-made on and no times of day: the same choices give the same bytes.
+Versioned: `SCHEMA` goes up when a reader of the old kind would misunderstand the new one. No paths of the machine it
+was made on and no times of day: the same choices give the same bytes.
 """
 
 import hashlib

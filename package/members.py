@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 __all__ = [
     "CONFIG",
     "CONSTANTS",
+    "FOLDERS",
     "MANIFEST",
     "MEMBERS_AT_MOST",
     "RECORDS",
@@ -31,6 +32,7 @@ RECORDS: Final = "records.jsonl.gz"
 CONFIG: Final = "config.yaml"
 REPORT: Final = "report.html"
 
+FOLDERS: Final = frozenset({"programs", "kernels"})
 REQUIRED: Final = frozenset({MANIFEST, REPLAY, CONSTANTS, RECORDS, CONFIG})
 MEMBERS_AT_MOST: Final = 8192
 

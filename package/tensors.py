@@ -1,8 +1,8 @@
 """safetensors files inside an artifact: written in one order, read in place.
 
-The format is huggingface/safetensors' (8 bytes length, JSON header, data without holes). Its own library reads from a path
-only; here the file may lie inside a larger one, and the tensors of embedded weights are used where they lie. Torch is
-imported only to make tensors, so that listing an artifact's contents needs none.
+The format is huggingface/safetensors' (8 bytes length, JSON header, data without holes). Its own library reads from a
+path only; here the file may lie inside a larger one, and the tensors of embedded weights are used where they lie. Torch
+is imported only to make tensors, so that listing an artifact's contents needs none.
 """
 
 import json
@@ -17,7 +17,7 @@ from tune_model.package.wire import ArtifactError, decode
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Listed", "list_tensors", "read_tensors", "tensor_chunks", "tensors_size"]
+__all__ = ["DTYPES", "Listed", "list_tensors", "read_tensors", "tensor_chunks", "tensors_size"]
 
 # safetensors' name, torch's name, bytes per element.
 _DTYPES: Final = (
@@ -38,6 +38,9 @@ _DTYPES: Final = (
     ("U8", "uint8", 1),
     ("BOOL", "bool", 1),
 )
+DTYPES: Final = frozenset(name for _, name, _ in _DTYPES)
+"""Torch's names of the dtypes that an artifact may hold."""
+
 _FROM_STORED: Final = {stored: (name, size) for stored, name, size in _DTYPES}
 _TO_STORED: Final = {name: (stored, size) for stored, name, size in _DTYPES}
 

@@ -128,4 +128,3 @@ def _require_same(stored: Any, understood: Any, path: str, file: str, depth: int
             _require_same(a, b, f"{path}[{index}]", file, depth - 1)
     elif isinstance(stored, bool) != isinstance(understood, bool) or stored != understood:
         raise ArtifactError(file, path, f"{understood!r} as this version reads it", repr(stored))
-

@@ -1,0 +1,139 @@
+"""Where an artifact goes: what a path asks for, what may be replaced, and replacing it all at once or not at all."""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Literal
+
+from tune_model.package.archive import ARCHIVE_START
+from tune_model.package.members import FOLDERS, MANIFEST, limit_of
+from tune_model.runtime.errors import TuneModelError
+
+__all__ = ["ArtifactFormat", "OutputError", "check_output", "choose_format", "staged"]
+
+ArtifactFormat = Literal["file", "folder"]
+
+_ELSEWHERE: Final = "choose another path"
+
+
+class OutputError(TuneModelError):
+    """The artifact cannot be written where it was asked for; nothing was left behind."""
+
+
+def choose_format(path: str | os.PathLike[str]) -> ArtifactFormat:
+    """Return what a path asks for: a folder when it ends in a slash, else one file."""
+    return "folder" if os.fspath(path).endswith(os.sep) else "file"
+
+
+def check_output(path: str | os.PathLike[str], format_: ArtifactFormat | None = None) -> Path:
+    """Fail now, before hours of tuning, if an artifact could not be put at `path`; leaves nothing behind.
+
+    Returns:
+        The path without a trailing slash.
+
+    Raises:
+        OutputError: There is no folder to put it in, it is read-only, or something that is no artifact is there.
+    """
+    place = Path(path)
+    _check_replaceable(place, format_ or choose_format(path))
+    partial = _partial(place)
+    try:
+        partial.mkdir()
+        partial.rmdir()
+    except OSError as error:
+        raise _refusal(place, error) from error
+    return place
+
+
+@contextmanager
+def staged(place: Path, format_: ArtifactFormat) -> Iterator[Path]:
+    """Give a path beside `place` to write to, and put what was written there in place of what was before.
+
+    When the block raises, whatever it wrote is removed and `place` stays as it was.
+
+    Raises:
+        OutputError: The system refused (read-only, disk full, a file where a folder is needed).
+    """
+    _check_replaceable(place, format_)
+    partial = _partial(place)
+    try:
+        yield partial
+        _replace(partial, place)
+    except OSError as error:
+        raise _refusal(place, error) from error
+    finally:
+        _remove(partial)
+
+
+def _partial(place: Path) -> Path:
+    """Return a new name beside `place`, so that renaming stays on one file system."""
+    return place.with_name(f".{place.name}.partial-{os.getpid():x}-{os.urandom(4).hex()}")
+
+
+def _check_replaceable(place: Path, format_: ArtifactFormat) -> None:
+    """Refuse to replace anything but an artifact of the same format."""
+    if not place.name or place.name == "..":
+        raise OutputError(f"{place}: names no file; expected a path such as model.tuned")
+    try:
+        mode = place.lstat().st_mode
+        if format_ == "file":
+            _check_file(place, mode)
+        else:
+            _check_folder(place, mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _refusal(place, error) from error
+
+
+def _check_file(place: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        hint = "end the path in a slash for an artifact that is a folder"
+        raise OutputError(f"{place}: is a folder; expected a file or nothing; {hint}")
+    if not stat.S_ISREG(mode):
+        raise OutputError(f"{place}: is a link or device; expected a file or nothing; {_ELSEWHERE}")
+    with place.open("rb") as stream:
+        if stream.read(len(ARCHIVE_START)) not in (b"", ARCHIVE_START):
+            raise OutputError(f"{place}: is a file but no artifact; expected an artifact or nothing; {_ELSEWHERE}")
+
+
+def _check_folder(place: Path, mode: int) -> None:
+    if not stat.S_ISDIR(mode):
+        raise OutputError(f"{place}: is not a folder; expected one or nothing; {_ELSEWHERE}")
+    names = {entry.name for entry in place.iterdir()}
+    if names and not (MANIFEST in names and all(limit_of(name) or name in FOLDERS for name in names)):
+        raise OutputError(
+            f"{place}: is a folder that holds other things; expected an artifact or nothing; {_ELSEWHERE}"
+        )
+
+
+def _replace(partial: Path, place: Path) -> None:
+    if not place.is_dir():
+        partial.replace(place)
+        return
+    # rename(2) replaces only empty folders: the old one steps aside first, and comes back if that fails.
+    old = _partial(place)
+    place.rename(old)
+    try:
+        partial.rename(place)
+    except OSError:
+        old.rename(place)
+        raise
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _refusal(place: Path, error: OSError) -> OutputError:
+    reason = error.strerror or str(error)
+    return OutputError(
+        f"{place}: cannot be written: {reason}; expected a writable folder with space; make room, or {_ELSEWHERE}"
+    )

@@ -1,0 +1,110 @@
+"""What machine this process runs on, as far as an artifact's fingerprints ask. Needs torch and nothing else.
+
+Probes only; what follows from the answers is in `fingerprints`. Starts no process and imports no compiler.
+"""
+
+import ctypes
+import platform
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tune_model.package.fingerprints import CpuSystem, CudaSystem, System
+from tune_model.runtime.errors import TuneModelError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DeviceError", "choose_device", "probe_system"]
+
+CPUINFO: Final = Path("/proc/cpuinfo")
+_NVML_CLOCK_SM: Final = 1
+
+
+class DeviceError(TuneModelError):
+    """The device that was asked for is not there."""
+
+
+def choose_device(device: "str | torch.device | None", wanted: str) -> "torch.device":
+    """Return the device to load on.
+
+    Args:
+        device: The caller's choice; `None` takes the first of the kind the artifact was tuned for.
+        wanted: `cuda` or `cpu`.
+
+    Raises:
+        DeviceError: The name is no device, or this machine has none of that kind.
+    """
+    import torch
+
+    try:
+        chosen = torch.device(wanted if device is None else device)
+    except RuntimeError as error:
+        raise DeviceError(f"device is {device!r}; expected cpu, cuda or cuda:N") from error
+    if chosen.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = chosen.index or 0
+        if index >= count:
+            what = f"torch {torch.__version__} sees {count} NVIDIA GPUs"
+            raise DeviceError(f"device {str(chosen)!r} is not there: {what}; an artifact tuned for a GPU needs one")
+        return torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)
+    return chosen
+
+
+def probe_system(device: "str | torch.device") -> System:
+    """Describe the machine behind a device."""
+    import torch
+
+    chosen = torch.device(device)
+    version = ".".join(torch.__version__.split(".")[:2])
+    if chosen.type == "cuda":
+        return _probe_cuda(chosen, version)
+    flags, name = read_cpuinfo(CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else "")
+    return CpuSystem(platform.machine(), flags, name or platform.machine(), torch.get_num_threads(), version)
+
+
+def read_cpuinfo(text: str) -> tuple[frozenset[str], str]:
+    """Return the instruction-set flags and the model name that /proc/cpuinfo gives for its first processor."""
+    fields = dict(re.findall(r"^([^\t:\n]+)\t*: ?(.*)$", text.split("\n\n")[0], re.MULTILINE))
+    return frozenset((fields.get("flags") or fields.get("Features") or "").split()), fields.get("model name", "").strip()
+
+
+def _probe_cuda(device: "torch.device", version: str) -> CudaSystem:
+    import torch
+
+    facts = torch.cuda.get_device_properties(device)
+    clock, branch = _ask_nvml(getattr(facts, "pci_domain_id", 0), facts.pci_bus_id, facts.pci_device_id)
+    return CudaSystem(
+        arch=facts.major * 10 + facts.minor,
+        name=facts.name,
+        sm_count=facts.multi_processor_count,
+        torch=version,
+        max_clock_mhz=clock,
+        driver_branch=branch,
+    )
+
+
+def _ask_nvml(domain: int, bus: int, slot: int) -> tuple[int | None, str | None]:
+    """Return the highest SM clock and the driver's branch; `None` for what NVML does not tell.
+
+    Torch's order of devices is not NVML's, so the device is found by its place on the bus.
+    """
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None, None  # a driver without its management library: nothing to ask
+    if nvml.nvmlInit_v2() != 0:
+        return None, None
+    try:
+        text = ctypes.create_string_buffer(96)
+        branch = None
+        if nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
+            branch = text.value.decode("ascii", "replace").split(".")[0]
+        handle, clock = ctypes.c_void_p(), ctypes.c_uint()
+        address = f"{domain:08x}:{bus:02x}:{slot:02x}.0".encode()
+        if nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(handle)) != 0:
+            return None, branch
+        known = nvml.nvmlDeviceGetMaxClockInfo(handle, _NVML_CLOCK_SM, ctypes.byref(clock)) == 0
+        return clock.value if known else None, branch
+    finally:
+        nvml.nvmlShutdown()

@@ -1,8 +1,8 @@
 """The loop form: an index space, SSA nodes over it, and stores.
 
 A `LoopNest` runs over `axes`. The last `inner` of them are the columns: reductions run over them, and a node that does
-not depend on them is a *row* value. A pointwise nest has `inner == 0`. Nodes are in SSA order and refer to each other by
-position. Every rounding is an explicit `Cast`; half-precision arithmetic is float32 arithmetic between casts, so an
+not depend on them is a *row* value. A pointwise nest has `inner == 0`. Nodes are in SSA order and refer to each other
+by position. Every rounding is an explicit `Cast`; half-precision arithmetic is float32 arithmetic between casts, so an
 emitter needs no rules of promotion. Types only: how a body becomes a nest is in `lower`.
 
 What operators mean (all operands of an `Op` have one dtype, except `where`, whose first is bool):
@@ -20,8 +20,8 @@ What operators mean (all operands of an `Op` have one dtype, except `where`, who
     and or xor not                                         on bool logical, on integers bitwise
     where                                                  (condition, if true, if false)
 
-Reductions over no columns give the identity. `max` and `min` give NaN when any operand is NaN; `argmax` and `argmin` give
-the first position (in row-major order of the inner axes) of the largest or smallest, a NaN counting as both.
+Reductions over no columns give the identity. `max` and `min` give NaN when any operand is NaN; `argmax` and `argmin`
+give the first position (in row-major order of the inner axes) of the largest or smallest, a NaN counting as both.
 """
 
 from typing import Literal

@@ -1,12 +1,13 @@
 """Families of candidates, one file each, and which of them compete on which machine.
 
-A family's module holds one stateless object, `FAMILY`. The first is always `aten`: the baseline, which accepts every task.
-Importing a family needs neither Triton nor a compiler; building does.
+A family's module holds one stateless object, `FAMILY`. The first is always `aten`: the baseline, which accepts every
+task. Importing a family needs neither Triton nor a compiler; building does.
 """
 
 from tune_model.tune.candidate import Family
 from tune_model.tune.families import (
     aten,
+    triton_decode_attention,
 )
 from tune_model.tune.target import CudaTarget, Target
 
@@ -14,6 +15,7 @@ __all__ = ["families_for", "family_named"]
 
 _CUDA: tuple[Family, ...] = (
     aten.FAMILY,
+    triton_decode_attention.FAMILY,
 )
 _CPU: tuple[Family, ...] = (aten.FAMILY,)
 

@@ -1,0 +1,64 @@
+import pytest
+import torch
+from attention_forms import decode_form
+from interpreted import fill, interpret, relative_error, run_body
+
+from tune_model.extract.task import NumericRules, Task
+from tune_model.tune.families.triton_decode_attention import FAMILY
+
+
+def check(form, config, tolerance, positions=None):
+    inputs = fill(form)
+    place = [p.name for p in form.parameters].index("a4")
+    if positions is not None:
+        inputs[place] = torch.tensor(positions)[:, None]
+    expected_inputs = [t.double() if t.is_floating_point() else t.clone() for t in inputs]
+    # Exact results of the same (rounded) inputs; the cache holds garbage beyond each row's position.
+    expected = run_body(form, expected_inputs)[0]
+    plan = FAMILY.plan(Task(form, NumericRules()), tuple(config.items()))
+    mine = [t.clone() for t in inputs]
+    actual = interpret(plan, form, mine)[0]
+    assert relative_error(actual, expected) < tolerance
+    for cache in (0, 1):
+        assert torch.equal(mine[cache].double(), expected_inputs[cache].double())
+
+
+TILE = {"num_warps": 4, "num_stages": 2}
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5, 16])
+def test_ragged_rows_at_the_edges_of_blocks(splits: int):
+    form = decode_form(batch=6)
+    check(form, {"splits": splits, "block_n": 32, **TILE}, 2e-3, positions=[0, 1, 31, 32, 63, 199])
+
+
+def test_float32_is_exact_to_float32():
+    check(decode_form(dtype="float32", head_dim=32), {"splits": 3, "block_n": 16, **TILE}, 1e-6)
+
+
+def test_bfloat16():
+    check(decode_form(dtype="bfloat16"), {"splits": 2, "block_n": 64, **TILE}, 1e-2)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(40, None), (None, 20.0), (17, 5.0)])
+def test_windows_and_soft_caps(window, softcap):
+    form = decode_form(batch=4, window=window, softcap=softcap)
+    check(form, {"splits": 3, "block_n": 16, **TILE}, 2e-3, positions=[3, 40, 41, 180])
+
+
+def test_a_head_dim_that_is_no_power_of_two_and_one_head_per_group():
+    check(decode_form(heads=3, kv_heads=3, head_dim=80), {"splits": 2, "block_n": 32, **TILE}, 2e-3)
+
+
+def test_a_cache_that_is_appended_elsewhere():
+    form = decode_form(append=False)
+    inputs = fill(form)
+    expected = run_body(form, [t.double() if t.is_floating_point() else t for t in inputs])[0]
+    config = (("splits", 2), ("block_n", 32), ("num_warps", 4), ("num_stages", 2))
+    actual = interpret(FAMILY.plan(Task(form, NumericRules()), config), form, inputs)[0]
+    assert relative_error(actual, expected) < 2e-3
+
+
+def test_the_whole_cache_in_use():
+    form = decode_form(batch=1, length=64)
+    check(form, {"splits": 4, "block_n": 16, **TILE}, 2e-3, positions=[63])

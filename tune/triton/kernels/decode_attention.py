@@ -1,0 +1,186 @@
+"""Attention of one new token per row over its cache, split over the keys.
+
+Programs are (split, key/value head, row). The query heads that share a key/value head form one tile, so keys and values
+are read once. Each row's length is read on the device and divided evenly between the splits, block by block: cost
+follows the actual length, a graph captured once serves every position, and splits without work return at once. The
+append of the new key and value is part of the kernel: the last split with work takes them from the token itself, begins
+its running softmax with them, and writes them to the cache; no other program touches that slot.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def first_key(position, WINDOW: tl.constexpr):
+    """Return the first cache slot that the query at `position` sees."""
+    if WINDOW > 0:
+        return tl.maximum(position - (WINDOW - 1), 0)
+    else:  # noqa: RET505 (Triton evaluates both branches' types otherwise)
+        return position * 0
+
+
+@triton.jit
+def blocks_per_split(keys, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return how many blocks of keys each split takes; one block holds the new token's own slot too."""
+    blocks = tl.cdiv(keys, BLOCK_N)
+    return tl.cdiv(blocks, SPLITS)
+
+
+@triton.jit
+def cap_scores(scores, SCALE: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Scale raw scores to base-2 logits, soft-capped where the model does."""
+    if SOFTCAP > 0:
+        return libdevice.tanh(scores * (SCALE / SOFTCAP)) * (SOFTCAP * LOG2_E)
+    else:  # noqa: RET505
+        return scores * (SCALE * LOG2_E)
+
+
+@triton.jit
+def attend(
+    q,
+    k_cache,
+    v_cache,
+    k_new,
+    v_new,
+    positions,
+    out,
+    partial_out,
+    partial_max,
+    partial_sum,
+    positions_stride_b,
+    q_stride_b,
+    q_stride_h,
+    kc_stride_b,
+    kc_stride_h,
+    kc_stride_n,
+    vc_stride_b,
+    vc_stride_h,
+    vc_stride_n,
+    kn_stride_b,
+    kn_stride_h,
+    vn_stride_b,
+    vn_stride_h,
+    out_stride_b,
+    out_stride_h,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SCALE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    APPEND: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attend over one split; with more than one, leave a partial result for `combine`."""
+    split = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    row64 = row.to(tl.int64)
+    position = tl.load(positions + row64 * positions_stride_b).to(tl.int32)
+    start = first_key(position, WINDOW)
+    span = blocks_per_split(position + 1 - start, SPLITS, BLOCK_N) * BLOCK_N
+    low = start + split * span
+    if low <= position:
+        high = tl.minimum(low + span, position + 1)
+        owner = high == position + 1
+
+        g = tl.arange(0, BLOCK_G)
+        d = tl.arange(0, BLOCK_D)
+        in_d = (d < HEAD_DIM)[None, :]
+        in_g = (g < GROUP)[:, None]
+        q_pointers = q + row64 * q_stride_b + (head * GROUP + g)[:, None] * q_stride_h + d[None, :]
+        qs = tl.load(q_pointers, mask=in_g & in_d, other=0.0)
+        k_base = k_cache + row64 * kc_stride_b + head.to(tl.int64) * kc_stride_h
+        v_base = v_cache + row64 * vc_stride_b + head.to(tl.int64) * vc_stride_h
+
+        best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_G,), tl.float32)
+        acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+        cached = high
+        if APPEND:
+            in_row = d < HEAD_DIM
+            kn = tl.load(k_new + row64 * kn_stride_b + head * kn_stride_h + d, mask=in_row, other=0.0)
+            vn = tl.load(v_new + row64 * vn_stride_b + head * vn_stride_h + d, mask=in_row, other=0.0)
+            kn = kn.to(k_cache.dtype.element_ty)
+            vn = vn.to(v_cache.dtype.element_ty)
+            position64 = position.to(tl.int64)
+            if owner:
+                tl.store(k_base + position64 * kc_stride_n + d, kn, mask=in_row)
+                tl.store(v_base + position64 * vc_stride_n + d, vn, mask=in_row)
+            score = tl.sum(qs.to(tl.float32) * kn.to(tl.float32)[None, :], axis=1)
+            score = cap_scores(score, SCALE, SOFTCAP)
+            best = tl.where(owner, score, best)
+            total = tl.where(owner, total + 1.0, total)
+            acc = tl.where(owner, acc + vn.to(tl.float32)[None, :], acc)
+            cached = tl.minimum(high, position)
+
+        for n in tl.range(low, cached, BLOCK_N):
+            keys = n + tl.arange(0, BLOCK_N)
+            inside = keys < cached
+            k_pointers = k_base + keys.to(tl.int64)[None, :] * kc_stride_n + d[:, None]
+            ks = tl.load(k_pointers, mask=inside[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
+            scores = cap_scores(tl.dot(qs, ks, input_precision=PRECISION), SCALE, SOFTCAP)
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+            better = tl.maximum(best, tl.max(scores, axis=1))
+            weights = tl.exp2(scores - better[:, None])
+            decay = tl.exp2(best - better)
+            v_pointers = v_base + keys.to(tl.int64)[:, None] * vc_stride_n + d[None, :]
+            vs = tl.load(v_pointers, mask=inside[:, None] & in_d, other=0.0)
+            acc = tl.dot(weights.to(vs.dtype), vs, acc * decay[:, None], input_precision=PRECISION)
+            total = total * decay + tl.sum(weights, axis=1)
+            best = better
+
+        heads = head * GROUP + g
+        if SPLITS == 1:
+            out_pointers = out + row64 * out_stride_b + heads[:, None] * out_stride_h + d[None, :]
+            tl.store(out_pointers, (acc / total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
+        else:
+            places = (row64 * (KV_HEADS * GROUP) + heads) * SPLITS + split
+            tl.store(partial_max + places, best, mask=g < GROUP)
+            tl.store(partial_sum + places, total, mask=g < GROUP)
+            tl.store(partial_out + places[:, None] * HEAD_DIM + d[None, :], acc, mask=in_g & in_d)
+
+
+@triton.jit
+def combine(
+    partial_out,
+    partial_max,
+    partial_sum,
+    positions,
+    out,
+    positions_stride_b,
+    out_stride_b,
+    out_stride_h,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Join the splits of one head of one row; splits that had no keys left nothing to read."""
+    head = tl.program_id(0)
+    row64 = tl.program_id(1).to(tl.int64)
+    position = tl.load(positions + row64 * positions_stride_b).to(tl.int32)
+    keys = position + 1 - first_key(position, WINDOW)
+    span = blocks_per_split(keys, SPLITS, BLOCK_N) * BLOCK_N
+    s = tl.arange(0, BLOCK_S)
+    d = tl.arange(0, BLOCK_D)
+    used = (s < SPLITS) & (s * span < keys)
+    places = (row64 * HEADS + head) * SPLITS + s
+    best = tl.load(partial_max + places, mask=used, other=float("-inf"))
+    weights = tl.exp2(best - tl.max(best, axis=0))
+    total = tl.sum(weights * tl.load(partial_sum + places, mask=used, other=0.0), axis=0)
+    inside = used[:, None] & (d < HEAD_DIM)[None, :]
+    parts = tl.load(partial_out + places[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
+    result = tl.sum(weights[:, None] * parts, axis=0) / total
+    tl.store(out + row64 * out_stride_b + head * out_stride_h + d, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)

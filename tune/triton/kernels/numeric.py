@@ -1,0 +1,117 @@
+"""Functions that generated kernels call where Triton's own differ from ATen's definition (tune/loops/ir.py lists them).
+
+Halves never arrive here: arithmetic happens in float32 or float64, integers keep their type.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def divide(a, b):
+    """Divide floats with IEEE rounding, as ATen does; Triton's `/` may be two units off in float32."""
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:  # noqa: RET505 (Triton evaluates both branches' types otherwise)
+        return a / b
+
+
+@triton.jit
+def square_root(a):
+    """Take the square root with IEEE rounding."""
+    if a.dtype == tl.float32:
+        return tl.sqrt_rn(a)
+    else:  # noqa: RET505
+        return tl.sqrt(a)
+
+
+@triton.jit
+def sign(a):
+    """Return -1, 0, 1, or NaN for NaN."""
+    zero = a * 0
+    return tl.where(a > 0, zero + 1, tl.where(a < 0, zero - 1, a))
+
+
+@triton.jit
+def sigmoid(a):
+    """Compute 1 / (1 + exp(-a))."""
+    return 1.0 / (1.0 + tl.exp(-a))
+
+
+@triton.jit
+def floor_divide(a, b):
+    """Divide integers, rounding to minus infinity; Triton's `//` rounds to zero."""
+    quotient = a // b
+    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), quotient - 1, quotient)
+
+
+@triton.jit
+def floor_divide_floats(a, b):
+    """Divide floats and round down as Python does."""
+    rest = libdevice.fmod(a, b)
+    quotient = divide(a - rest, b)
+    quotient = tl.where((rest != 0) & ((b < 0) != (rest < 0)), quotient - 1, quotient)
+    rounded = tl.floor(quotient)
+    rounded = tl.where(quotient - rounded > 0.5, rounded + 1, rounded)
+    return tl.where(b == 0, divide(a, b), tl.where(quotient == 0, quotient * 0, rounded))
+
+
+@triton.jit
+def remainder(a, b):
+    """Return the integer remainder with the divisor's sign."""
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def remainder_floats(a, b):
+    """Return the remainder of floats with the divisor's sign."""
+    rest = libdevice.fmod(a, b)
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def maximum(a, b):
+    """Return the larger; a NaN operand gives NaN."""
+    if a.dtype.is_floating():
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:  # noqa: RET505
+        return tl.maximum(a, b)
+
+
+@triton.jit
+def minimum(a, b):
+    """Return the smaller; a NaN operand gives NaN."""
+    if a.dtype.is_floating():
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:  # noqa: RET505
+        return tl.minimum(a, b)
+
+
+@triton.jit
+def multiply(a, b):
+    """Multiply; combines the parts of a product reduction."""
+    return a * b
+
+
+@triton.jit
+def first_largest(value_a, index_a, value_b, index_b):
+    """Combine two (value, position) pairs to the larger value's, the first of equals; NaN is largest."""
+    nan_a = value_a != value_a
+    nan_b = value_b != value_b
+    better = (value_a > value_b) | (nan_a & (nan_b == 0))
+    equal = (value_a == value_b) | (nan_a & nan_b)
+    take_a = better | (equal & (index_a < index_b))
+    return tl.where(take_a, value_a, value_b), tl.where(take_a, index_a, index_b)
+
+
+@triton.jit
+def first_smallest(value_a, index_a, value_b, index_b):
+    """Combine two (value, position) pairs to the smaller value's, the first of equals; NaN is smallest."""
+    nan_a = value_a != value_a
+    nan_b = value_b != value_b
+    better = (value_a < value_b) | (nan_a & (nan_b == 0))
+    equal = (value_a == value_b) | (nan_a & nan_b)
+    take_a = better | (equal & (index_a < index_b))
+    return tl.where(take_a, value_a, value_b), tl.where(take_a, index_a, index_b)

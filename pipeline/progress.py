@@ -1,4 +1,4 @@
-"""The tuner's events as a person or a log wants them: a live bar on a terminal, one line per task elsewhere, or JSON."""
+"""The tuner's events for a person or a log: a live bar on a terminal, one line per task elsewhere, or JSON."""
 
 import time
 from collections.abc import Callable
@@ -113,7 +113,7 @@ class PlainReport(Report):
         match event:
             case TuneStarted():
                 return (
-                    f"{event.tasks} tasks, {event.candidates} candidates, {event.replayed} tasks replayed from records, "
+                    f"{event.tasks} tasks ({event.replayed} replayed from records), {event.candidates} candidates, "
                     f"about {event.estimate_s:.0f} s"
                 )
             case TaskDone():

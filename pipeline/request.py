@@ -87,7 +87,7 @@ def _model_folder(text: str, folder: Path) -> Path:
     name, _, inner = text.removeprefix("package:").partition("/")
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        msg = f"$.model.path is {text!r}, but no Python package {name!r} is installed; pip install it (dashes for underscores)"
+        msg = f"$.model.path is {text!r}, but no Python package {name!r} is installed; expected it beside tune-model"
         raise ModelNotFoundError(msg)
     return _existing(Path(spec.submodule_search_locations[0]) / inner)
 

@@ -1,7 +1,7 @@
 """What a user would run without us, as contenders: eager, eager in a CUDA graph, `torch.compile` at its best.
 
-On CUDA the best is `mode="max-autotune"` (with CUDA graphs); on a CPU it is freezing, which pre-packs weights and without
-which max-autotune gains nothing there.
+On CUDA the best is `mode="max-autotune"` (with CUDA graphs); on a CPU it is freezing, which pre-packs weights and
+without which max-autotune gains nothing there.
 """
 
 import inspect

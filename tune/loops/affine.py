@@ -8,7 +8,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["ZERO", "Affine", "NeedSplit", "NotAffineError", "divide", "flatten", "limits", "reshape", "variable"]
+__all__ = [
+    "ZERO",
+    "Affine",
+    "NeedSplit",
+    "NotAffineError",
+    "Ranges",
+    "divide",
+    "flatten",
+    "limits",
+    "reshape",
+    "variable",
+]
 
 
 class Affine(NamedTuple):
@@ -55,17 +66,28 @@ class NotAffineError(Exception):
     """No split makes the index linear."""
 
 
+class Ranges(NamedTuple):
+    """What each variable runs over: its size, and `low <= v <= high` where a condition in force narrows it."""
+
+    sizes: Mapping[int, int]
+    narrowed: Mapping[int, tuple[int, int]]
+
+    def of(self, v: int) -> tuple[int, int]:
+        """Return the smallest and largest value of a variable."""
+        return self.narrowed.get(v, (0, self.sizes[v] - 1))
+
+
 def variable(v: int) -> Affine:
     """Return the index that is one variable."""
     return Affine(((v, 1),))
 
 
-def limits(index: Affine, sizes: Mapping[int, int]) -> tuple[int, int]:
+def limits(index: Affine, ranges: Ranges) -> tuple[int, int]:
     """Return the smallest and largest value an index takes."""
     low = high = index.constant
     for v, c in index.terms:
-        reach = c * (sizes[v] - 1)
-        low, high = low + min(reach, 0), high + max(reach, 0)
+        first, last = ranges.of(v)
+        low, high = low + min(c * first, c * last), high + max(c * first, c * last)
     return low, high
 
 
@@ -78,7 +100,7 @@ def flatten(index: Sequence[Affine], shape: Sequence[int]) -> Affine:
     return flat
 
 
-def divide(index: Affine, divisor: int, sizes: Mapping[int, int]) -> tuple[Affine, Affine]:
+def divide(index: Affine, divisor: int, ranges: Ranges) -> tuple[Affine, Affine]:
     """Split an index into quotient and remainder.
 
     Raises:
@@ -90,27 +112,27 @@ def divide(index: Affine, divisor: int, sizes: Mapping[int, int]) -> tuple[Affin
     for v, c in index.terms:
         if c % divisor == 0:
             quotient.append((v, c // divisor))
-        elif sizes[v] > 1:
+        elif ranges.sizes[v] > 1:
             remainder.append((v, c))
     q0, r0 = index.constant // divisor, index.constant % divisor
     rest = Affine(tuple(remainder), r0)
-    low, high = limits(rest, sizes)
+    low, high = limits(rest, ranges)
     if low >= 0 and high < divisor:
         return Affine(tuple(quotient), q0), rest
     for v, c in remainder:
         factor = divisor // c if 0 < c < divisor and divisor % c == 0 else 0
-        if factor and sizes[v] % factor == 0 and 1 < factor < sizes[v]:
+        if factor and ranges.sizes[v] % factor == 0 and 1 < factor < ranges.sizes[v]:
             raise NeedSplit(v, factor)
-    raise NotAffineError(f"an index over {[sizes[v] for v, _ in index.terms]} does not divide by {divisor}")
+    raise NotAffineError(f"an index over {[ranges.sizes[v] for v, _ in index.terms]} does not divide by {divisor}")
 
 
-def reshape(
-    index: Sequence[Affine], shape: Sequence[int], source: Sequence[int], sizes: Mapping[int, int]
-) -> tuple[Affine, ...]:
+def reshape(index: Sequence[Affine], shape: Sequence[int], source: Sequence[int], ranges: Ranges) -> tuple[Affine, ...]:
     """Return the index into `source` that holds the element at `index` of its reshape to `shape`.
 
     Dims are matched in the smallest groups of equal products, so a dim that the reshape leaves alone keeps its index.
     """
+    if tuple(shape) == tuple(source):
+        return tuple(index)
     if math.prod(shape) == 0:
         return (ZERO,) * len(source)
     result: list[Affine] = []
@@ -119,23 +141,18 @@ def reshape(
         new, old = group
         part = index[at : at + len(new)]
         at += len(new)
-        result.extend(part if len(new) == len(old) == 1 else _unflatten(flatten(part, new), old, sizes))
+        result.extend(part if len(new) == len(old) == 1 else _unflatten(flatten(part, new), old, ranges))
     return tuple(result)
 
 
-def _unflatten(flat: Affine, shape: Sequence[int], sizes: Mapping[int, int]) -> list[Affine]:
-    result: list[Affine] = []
-    for size in reversed(shape):
-        if size == 1:
-            result.append(ZERO)
-            continue
-        if limits(flat, sizes)[1] < size:  # the outermost dim that matters: nothing to divide
-            result.append(flat)
-            flat = ZERO
-            continue
-        flat, rest = divide(flat, size, sizes)
-        result.append(rest)
-    return result[::-1]
+def _unflatten(flat: Affine, shape: Sequence[int], ranges: Ranges) -> list[Affine]:
+    result = [ZERO] * len(shape)
+    dims = [d for d, size in enumerate(shape) if size != 1]
+    for d in dims[:0:-1]:
+        flat, result[d] = divide(flat, shape[d], ranges)
+    if dims:  # the outermost takes what is left: nothing to divide
+        result[dims[0]] = flat
+    return result
 
 
 def _groups(shape: Sequence[int], source: Sequence[int]) -> list[tuple[list[int], list[int]]]:

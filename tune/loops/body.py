@@ -121,12 +121,16 @@ def _run(call: Call, tensors: Mapping[str, torch.Tensor]) -> tuple[Step, list[to
             raise Unsupported(f"{call.op} reads {name}, which nothing makes")
         return tensors[name]
 
+    schema = overload._schema.arguments
+    args = [_plain(a, look_up) for a in call.args]
+    kwargs = {k: _plain(a, look_up) for k, a in call.kwargs}
+    if any(a.name == "device" for a in schema) and not any(isinstance(a, torch.Tensor) for a in args):
+        kwargs["device"] = torch.device("meta")
     try:
-        out = overload(*(_plain(a, look_up) for a in call.args), **{k: _plain(a, look_up) for k, a in call.kwargs})
+        out = overload(*args, **kwargs)
     except (RuntimeError, TypeError, NotImplementedError, IndexError, ValueError) as error:
         raise Unsupported(f"{call.op} on meta tensors: {str(error).splitlines()[0]}") from error
     outs = list(out) if isinstance(out, (list, tuple)) else [out]
-    schema = overload._schema.arguments
     names = {a.name: a.default_value for a in schema if a.has_default_value()}
     for argument, given in zip(schema, call.args, strict=False):
         names[argument.name] = _plain(given, Ref)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tune_model.runtime.program import Ref
-from tune_model.tune.loops.affine import ZERO, Affine, flatten, reshape, variable
+from tune_model.tune.loops.affine import ZERO, Affine, Ranges, flatten, reshape, variable
 from tune_model.tune.loops.body import Body, Step, Unsupported, Value
 from tune_model.tune.loops.ir import Cast, Constant, Op, Reduce, ReduceKind
 
@@ -127,6 +127,17 @@ class Builder:
         self._opaque = opaque or {}
         self._memo: dict[tuple[Any, ...], int] = {}
 
+    @property
+    def ranges(self) -> Ranges:
+        """Return what variables run over where the conditions in `where` hold."""
+        narrowed: dict[int, tuple[int, int]] = {}
+        for (terms, constant), low, high in self.where:
+            if len(terms) == 1 and terms[0][1] == 1:
+                v = terms[0][0]
+                first, last = narrowed.get(v, (0, self.space.sizes[v] - 1))
+                narrowed[v] = (max(first, low - constant), min(last, high - 1 - constant))
+        return Ranges(self.space.sizes, narrowed)
+
     def add(self, node: RawNode) -> int:
         """Return the position of a node, a new one only when no equal one is there."""
         key = (type(node), node)
@@ -242,7 +253,7 @@ class Builder:
             self.column_variables = tuple(v for k in range(len(sizes)) for v in self.space.roots[f"c{k}"])
         if math.prod(sizes) != math.prod(self.column_sizes):
             raise Unsupported(f"reductions over {math.prod(self.column_sizes)} and over {math.prod(sizes)} columns")
-        return reshape(self._column_index, self.column_sizes, sizes, self.space.sizes)
+        return reshape(self._column_index, self.column_sizes, sizes, self.ranges)
 
 
 class Reduced(NamedTuple):

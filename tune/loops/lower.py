@@ -44,6 +44,8 @@ def _lower(form: Form) -> LoopNest:
     columns: tuple[int, ...] | None = None
     for _ in range(MAX_ATTEMPTS):
         space = Space(splits)
+        for d, size in enumerate(body.values[_main(form, body)].shape):
+            space.root(f"r{d}", size)
         builder = Builder(body, space, RULES, columns)
         try:
             raw = _attempt(form, body, builder)
@@ -58,19 +60,23 @@ def _lower(form: Form) -> LoopNest:
     raise Unsupported(f"no index space after {MAX_ATTEMPTS} attempts")
 
 
+def _main(form: Form, body: Body) -> str:
+    """Return the largest result; it spans the space."""
+    return max((r.name for r in form.results), key=lambda name: math.prod(body.values[name].shape))
+
+
 def _attempt(form: Form, body: Body, builder: Builder) -> RawNest:
-    """Read every result; the largest one spans the space."""
-    names = [r.name for r in form.results]
-    shapes = [body.values[n].shape for n in names]
-    main = max(range(len(names)), key=lambda k: math.prod(shapes[k]))
+    """Read every result at its index."""
+    main = _main(form, body)
+    full = body.values[main].shape
     space = builder.space
-    index = tuple(space.root(f"r{d}", size) for d, size in enumerate(shapes[main]))
+    index = tuple(space.root(f"r{d}", size) for d, size in enumerate(full))
     spanned = tuple(v for d in range(len(index)) for v in space.roots[f"r{d}"])
     inner = set(builder.column_variables)
     rows = tuple(v for v in spanned if v not in inner)
     stores = []
-    for k, name in enumerate(names):
-        own = index if k == main else _secondary(builder, (shapes[main], index), shapes[k], rows)
+    for name in (r.name for r in form.results):
+        own = index if name == main else _secondary(builder, (full, index), body.values[name].shape, rows)
         stores.append(RawStore(name, own, builder.value(name, own)))
     return RawNest(
         sizes=space.sizes,
@@ -91,18 +97,18 @@ def _secondary(
     full, index = main
     sizes = builder.space.sizes
     if math.prod(shape) == math.prod(full):
-        return reshape(index, full, shape, sizes)
+        return reshape(index, full, shape, builder.ranges)
     if len(shape) == len(full) and all(s in {1, f} for s, f in zip(shape, full, strict=True)):
         return tuple(ZERO if s == 1 and f != 1 else i for s, f, i in zip(shape, full, index, strict=True))
     row_sizes = [sizes[v] for v in rows]
     if math.prod(row_sizes) == math.prod(shape):
-        return reshape([variable(v) for v in rows], row_sizes, shape, sizes)
+        return reshape([variable(v) for v in rows], row_sizes, shape, builder.ranges)
     for keep in range(len(full)):
         if math.prod(full[:keep]) == math.prod(shape):
-            return reshape(index[:keep], full[:keep], shape, sizes)
+            return reshape(index[:keep], full[:keep], shape, builder.ranges)
     for keep in range(len(full)):
         if math.prod(full[keep:]) == math.prod(shape):
-            return reshape(index[keep:], full[keep:], shape, sizes)
+            return reshape(index[keep:], full[keep:], shape, builder.ranges)
     raise Unsupported(f"results of shapes {full} and {shape}")
 
 

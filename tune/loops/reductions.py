@@ -259,7 +259,7 @@ def _group_norm(b: Builder, r: Request) -> int:
     if r.position:
         index = (*r.at, *(Affine(),) * len(dims))
     else:
-        group, inner = divide(r.at[1], width, b.space.sizes)
+        group, inner = divide(r.at[1], width, b.ranges)
         index = (r.at[0], group, inner, *r.at[2:])
 
     def element(at: Coordinates) -> int:

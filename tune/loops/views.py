@@ -23,7 +23,7 @@ def _same(b: Builder, r: Request) -> int:
 
 def _reshape(b: Builder, r: Request) -> int:
     ref, shape = _source(b, r)
-    return b.value(ref.name, reshape(r.at, b.body.values[r.name].shape, shape, b.space.sizes))
+    return b.value(ref.name, reshape(r.at, b.body.values[r.name].shape, shape, b.ranges))
 
 
 def _expand(b: Builder, r: Request) -> int:
@@ -101,8 +101,8 @@ def _repeat(b: Builder, r: Request) -> int:
     ref, shape = _source(b, r)
     index = list(r.at[len(r.at) - len(shape) :])
     for d, size in enumerate(shape):
-        if limits(index[d], b.space.sizes)[1] >= size:
-            index[d] = ZERO if size == 1 else divide(index[d], size, b.space.sizes)[1]
+        if limits(index[d], b.ranges)[1] >= size:
+            index[d] = ZERO if size == 1 else divide(index[d], size, b.ranges)[1]
     return b.value(ref.name, tuple(index))
 
 
@@ -111,13 +111,13 @@ def _repeat_interleave(b: Builder, r: Request) -> int:
         raise Unsupported("repeat_interleave by a tensor or flattened")
     ref, shape = _source(b, r)
     dim = _axis(r.step.arguments["dim"], len(shape))
-    quotient, _ = divide(r.at[dim], r.step.arguments["repeats"], b.space.sizes)
+    quotient, _ = divide(r.at[dim], r.step.arguments["repeats"], b.ranges)
     return b.value(ref.name, _moved(r.at, dim, quotient))
 
 
 def _under(b: Builder, bound: RawBound, ref: Ref, index: Coordinates) -> int:
     """Read a value where `bound` holds; elsewhere its loads are masked."""
-    low, high = limits(bound.at, b.space.sizes)
+    low, high = limits(bound.at, b.ranges)
     if bound.low <= low and high < bound.high:
         return b.value(ref.name, index)
     before = b.where
@@ -135,7 +135,7 @@ def _cat(b: Builder, r: Request) -> int:
     dim = _axis(r.step.arguments["dim"], rank)
     stacked = r.step.op == "aten.stack"
     along = r.at[dim]
-    low, high = limits(along, b.space.sizes)
+    low, high = limits(along, b.ranges)
     dtype = b.body.values[r.name].dtype
     start, result = 0, None
     for ref in tensors:
@@ -161,7 +161,7 @@ def _pad(b: Builder, r: Request) -> int:
     for k in range(len(pads) // 2):
         dim = len(shape) - 1 - k
         index[dim] = index[dim].shift(-pads[2 * k])
-        low, high = limits(index[dim], b.space.sizes)
+        low, high = limits(index[dim], b.ranges)
         if low < 0 or high >= shape[dim]:
             bounds.append(RawBound(index[dim], 0, shape[dim]))
     before = b.where

@@ -105,9 +105,7 @@ def _check_folder(place: Path, mode: int) -> None:
         raise OutputError(f"{place}: is not a folder; expected one or nothing; {_ELSEWHERE}")
     names = {entry.name for entry in place.iterdir()}
     if names and not (MANIFEST in names and all(limit_of(name) or name in FOLDERS for name in names)):
-        raise OutputError(
-            f"{place}: is a folder that holds other things; expected an artifact or nothing; {_ELSEWHERE}"
-        )
+        raise OutputError(f"{place}: is a folder of other things; expected an artifact or nothing; {_ELSEWHERE}")
 
 
 def _replace(partial: Path, place: Path) -> None:
@@ -126,10 +124,10 @@ def _replace(partial: Path, place: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 (unlike Path.is_dir, it answers for names the system refuses)
         shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    elif os.path.lexists(path):
+        path.unlink()
 
 
 def _refusal(place: Path, error: OSError) -> OutputError:

@@ -147,10 +147,10 @@ def _read_code(replay: Replay, files: Mapping[str, memoryview], place: Path) -> 
     kinds = code_kinds([entry.kernel for entries in replay.forms.values() for entry in entries])
     launched = {kernel_member(sha256, cuda=kind == "cubin"): sha256 for sha256, kind in kinds.items()}
     stored = {member for member in files if member.startswith("kernels/")}
-    if unknown := sorted(stored - launched.keys()):
-        raise ArtifactError(_display(place, unknown[0]), "the file", "launched by an entry of replay.json", "not")
     if missing := sorted(launched.keys() - stored):
         raise ArtifactError(_display(place, REPLAY), "a launch", "of code in the artifact", f"of {missing[0]}, missing")
+    if unknown := sorted(stored - launched.keys()):
+        raise ArtifactError(_display(place, unknown[0]), "the file", "launched by an entry of replay.json", "not")
     return {sha256: bytes(files[member]) for member, sha256 in launched.items()}
 
 

@@ -22,7 +22,7 @@ __all__ = ["ChoiceRecord", "NoteRecord", "Record", "SkippedRecord", "TaskRecord"
 _GZIP_HEADER: Final = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"
 _GZIP_END: Final = struct.Struct("<2I")
 
-LINE_AT_MOST: Final = 64 << 20
+LINE_AT_MOST: Final = 16 << 20
 TOTAL_AT_MOST: Final = 2 << 30
 _CHUNK: Final = 1 << 20
 
@@ -112,10 +112,13 @@ def read_records(data: bytes, file: str) -> Iterator[Record]:
 
 
 def _lines(data: bytes, file: str) -> Iterator[bytes]:
-    rest = b""
+    rest = bytearray()
     for chunk in _unpack(data, file):
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
+        first, *others = chunk.split(b"\n")
+        rest += first
+        for line in others:
+            yield bytes(rest)
+            rest = bytearray(line)
         if len(rest) > LINE_AT_MOST:
             raise ArtifactError(file, "a line", f"at most {LINE_AT_MOST} bytes", "longer")
     if rest:

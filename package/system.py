@@ -65,8 +65,10 @@ def probe_system(device: "str | torch.device") -> System:
 
 def read_cpuinfo(text: str) -> tuple[frozenset[str], str]:
     """Return the instruction-set flags and the model name that /proc/cpuinfo gives for its first processor."""
-    fields = dict(re.findall(r"^([^\t:\n]+)\t*: ?(.*)$", text.split("\n\n")[0], re.MULTILINE))
-    return frozenset((fields.get("flags") or fields.get("Features") or "").split()), fields.get("model name", "").strip()
+    fields = dict(re.findall(r"^([^\t:\n]+)\t*: ?(.*)$", text.split("\n\n", maxsplit=1)[0], re.MULTILINE))
+    return frozenset((fields.get("flags") or fields.get("Features") or "").split()), fields.get(
+        "model name", ""
+    ).strip()
 
 
 def _probe_cuda(device: "torch.device", version: str) -> CudaSystem:

@@ -1,6 +1,6 @@
-"""A tiny artifact's contents made by hand: two layers of linear + relu, one kernel in C++, one weight layout, an extern.
+"""A tiny artifact's contents made by hand: two layers of linear + relu, one kernel in C++, one extern.
 
-    y = relu(x @ w.T + b) twice, then * scale     x: [batch, 8], batch 1 to 64, tuned at 1 and 16
+y = relu(x @ w.T + b) twice, then * scale     x: [batch, 8], batch 1 to 64, tuned at 1 and 16
 """
 
 import hashlib
@@ -131,17 +131,25 @@ def tuning(code: bytes) -> Tuning:
     for rows in (1, 16):
         task = Task(bind_form(FORM, (rows,)), NumericRules())
         site = Site("forward", (("batch", rows),), form, (rows,), 2)
-        planned.append(PlannedTask(task_key(task), f"matmul {rows}x8x8 f32 + relu", task, (site,), 2.0, 128 * rows, 640))
+        planned.append(
+            PlannedTask(task_key(task), f"matmul {rows}x8x8 f32 + relu", task, (site,), 2.0, 128 * rows, 640)
+        )
         loops = Candidate("cpp_small", (("unroll", 8),))
         measurements = (
             Measurement(Candidate("aten"), 3.0, 2.9, 3.2, 9, "final"),
             Measurement(loops, 1.5, 1.4, 1.75, 9, "final", error=1e-7),
         )
         rejections = ((Candidate("mkl_packed"), Rejected("unsupported", "8 columns; needs 16")),)
-        win = (loops, kernel(code), 1.5, 3.0, 1.8, 2.2) if rows == 1 else (Candidate("aten"), Kernel(FORM.body), 3.0, 3.0, 1.0, 1.0)
+        win = (
+            (loops, kernel(code), 1.5, 3.0, 1.8, 2.2)
+            if rows == 1
+            else (Candidate("aten"), Kernel(FORM.body), 3.0, 3.0, 1.0, 1.0)
+        )
         status = "tuned" if rows == 1 else "no gain"
         choices.append(Choice(task_key(task), *win, measurements, rejections, status))
-    plan = Plan((program(),), tuple(planned), (Skipped("forward", "aten.mul.Tensor", 1, "a lone operator"),), ("rung 1",))
+    plan = Plan(
+        (program(),), tuple(planned), (Skipped("forward", "aten.mul.Tensor", 1, "a lone operator"),), ("rung 1",)
+    )
     return Tuning(plan, target(), tuple(choices), {hashlib.sha256(code).hexdigest(): code}, 2, 4, 1.0)
 
 

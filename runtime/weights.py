@@ -1,0 +1,191 @@
+"""Bind weights: find each program's weights in a checkpoint and bring them into the layout the kernels want, once."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tune_model.runtime.checkpoint import Checkpoint, WeightSource, open_checkpoint
+from tune_model.runtime.errors import TuneModelError
+from tune_model.runtime.invoke import torch_dtype
+from tune_model.runtime.layout import layout_of
+from tune_model.runtime.operators import resolve
+from tune_model.runtime.program import Cast, Concatenate, Pack, Program, Transform, Transpose, Weight
+
+__all__ = ["WeightError", "bind_weights"]
+
+_ALIGNMENT = 64
+"""Kernels may ask that a weight starts at such an address; torch's own allocations do."""
+
+# Ends of names that share one tensor in models with tied embeddings: the output side, then the input side.
+_OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight", "proj_out.weight", "predictions.decoder.weight")
+_INPUT_EMBEDDINGS = (
+    "embed_tokens.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    "embed_in.weight",
+    "tok_embeddings.weight",
+)
+
+_SHOWN = 5
+
+
+class WeightError(TuneModelError):
+    """A checkpoint does not fit the programs: names are missing, or a shape or dtype differs."""
+
+
+def _tied(name: str, names: Sequence[str]) -> list[str]:
+    """Return the names that may hold the tensor which `name` shares."""
+    for own, others in ((_OUTPUT_EMBEDDINGS, _INPUT_EMBEDDINGS), (_INPUT_EMBEDDINGS, _OUTPUT_EMBEDDINGS)):
+        if name.endswith(own):
+            return [other for other in names if other.endswith(others)]
+    return []
+
+
+def _prefixes(wanted: Sequence[str], names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return every (cut, add) that turns all wanted names into names of the checkpoint.
+
+    A base model's own weights lack the prefix that the same weights have inside a model with a head, and vice versa.
+    """
+    present = set(names)
+    probe = max(wanted, key=len)
+    added = [("", name[: -len(probe)]) for name in names if name.endswith(f".{probe}")]
+    parts = probe.split(".")
+    cut = [(".".join(parts[:i]) + ".", "") for i in range(1, len(parts)) if ".".join(parts[i:]) in present]
+    return [
+        (old, new)
+        for old, new in dict.fromkeys([*added, *cut])
+        if all(name.startswith(old) and _renamed(name, old, new, present, names) for name in wanted)
+    ]
+
+
+def _renamed(name: str, old: str, new: str, present: set[str], names: Sequence[str]) -> bool:
+    renamed = new + name[len(old) :]
+    return renamed in present or len(_tied(name, names)) == 1
+
+
+def _resolve_names(wanted: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Map the names that programs use to those of the checkpoint.
+
+    Raises:
+        WeightError: Some are missing, or could be several.
+    """
+    present = set(names)
+    found = {name: name for name in wanted if name in present}
+    for name in wanted:
+        tied = _tied(name, names)
+        if name not in found and len(tied) == 1:
+            found[name] = tied[0]
+    missing = [name for name in wanted if name not in found]
+    if not missing:
+        return found
+    prefixes = _prefixes(wanted, names)
+    if len(prefixes) == 1:
+        old, new = prefixes[0]
+        renamed = {name: new + name[len(old) :] for name in wanted}
+        return {name: to if to in present else _tied(name, names)[0] for name, to in renamed.items()}
+    listed = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+    message = f"{len(missing)} of {len(wanted)} weights are missing from the checkpoint: {listed}"
+    if prefixes:
+        options = " or ".join(repr(new or f"without {old}") for old, new in prefixes)
+        raise WeightError(f"{message}; they could be under prefix {options}: pass the weights of one model")
+    shown = ", ".join(list(names)[:_SHOWN])
+    raise WeightError(f"{message}; it has {len(names)} names: {shown}{', ...' if len(names) > _SHOWN else ''}")
+
+
+def _transform(tensors: list[Tensor], transforms: Iterable[Transform]) -> list[Tensor]:
+    for transform in transforms:
+        match transform:
+            case Concatenate(dim):
+                tensors = [torch.cat(tensors, dim)]
+            case Transpose():
+                tensors = [t.transpose(-1, -2).contiguous().transpose(-1, -2) for t in tensors]
+            case Cast(dtype):
+                tensors = [t.to(torch_dtype(dtype)) for t in tensors]
+            case Pack():
+                pass
+    return tensors
+
+
+def _pack(tensor: Tensor, layout: str) -> Tensor:
+    kind, _, rows = layout.partition(":")
+    if kind == "mkldnn" and not rows:
+        packed: Tensor = resolve("mkldnn._reorder_linear_weight.default")(tensor.contiguous())
+    elif kind == "mkl" and rows.isdigit():
+        packed = resolve("mkl._mkl_reorder_linear_weight.default")(tensor.contiguous(), int(rows))
+    else:
+        raise WeightError(f"weights are to be packed as {layout!r}; expected mkldnn or mkl:ROWS")
+    return packed
+
+
+def _make(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint, device: torch.device) -> Tensor:
+    """Read, move, transform, check and pack one weight."""
+    layout = layout_of(weight.type)
+    tensors = []
+    for name in sources:
+        tensor = checkpoint.read(name)
+        if tensor.is_meta:
+            raise WeightError(f"weight {name!r} has no values (it is on the meta device)")
+        if tensor.dtype != layout.dtype and not (tensor.is_floating_point() and layout.dtype.is_floating_point):
+            raise WeightError(f"weight {name!r} is {tensor.dtype}; expected {layout.dtype}")
+        tensors.append(tensor.to(device=device, dtype=layout.dtype))
+    made = _transform(tensors, weight.transforms)
+    shapes = ", ".join(f"{n} {list(checkpoint.shape(n))}" for n in sources)
+    if len(made) != 1:
+        raise WeightError(f"weight {weight.name!r} has {len(made)} sources and no rule to join them: {shapes}")
+    tensor = made[0]
+    if tuple(tensor.shape) != layout.shape:
+        raise WeightError(
+            f"weight {weight.name!r} is {list(tensor.shape)} (from {shapes}); expected {list(layout.shape)}"
+        )
+    packs = [t.layout for t in weight.transforms if isinstance(t, Pack)]
+    if packs:
+        return _pack(tensor, packs[0])
+    if tensor.data_ptr() % _ALIGNMENT:
+        tensor = tensor.clone()
+    return tensor
+
+
+def bind_weights(programs: Sequence[Program], source: WeightSource, device: torch.device | str) -> dict[str, Tensor]:
+    """Find and transform the weights of all programs; equal weights are made once and shared.
+
+    Tensors that need no change stay the caller's own memory. Names may differ from the checkpoint's by one prefix, and
+    tied embeddings are found under either name. Floating dtypes are converted to the program's.
+
+    Args:
+        programs: Whose weights to bind.
+        source: A module, a state dict, or a path to safetensors.
+        device: Where the weights shall lie.
+
+    Returns:
+        By the programs' names of their weights.
+
+    Raises:
+        CheckpointError: The path holds no readable safetensors.
+        WeightError: The checkpoint does not fit.
+    """
+    target = torch.device(device)
+    checkpoint = open_checkpoint(source)
+    weights = _by_name(programs)
+    wanted = list(dict.fromkeys(name for weight in weights.values() for name in weight.sources))
+    names = _resolve_names(wanted, list(checkpoint.names())) if wanted else {}
+    made: dict[tuple[tuple[str, ...], tuple[Transform, ...], str], Tensor] = {}
+    bound: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name, weight in weights.items():
+            sources = tuple(names[s] for s in weight.sources)
+            key = (sources, weight.transforms, weight.type.dtype)
+            if key not in made:
+                made[key] = _make(weight, sources, checkpoint, target)
+            bound[name] = made[key]
+    return bound
+
+
+def _by_name(programs: Sequence[Program]) -> Mapping[str, Weight]:
+    weights: dict[str, Weight] = {}
+    for program in programs:
+        for weight in program.weights:
+            known = weights.setdefault(weight.name, weight)
+            if known != weight:
+                raise WeightError(f"programs disagree about weight {weight.name!r}: {known} and {weight}")
+    return weights

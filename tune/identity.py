@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from tune_model.extract.task import Task, task_key
 from tune_model.tune.candidate import Candidate, Effort
 from tune_model.tune.target import Target
 
@@ -48,10 +47,10 @@ def target_key(target: Target) -> str:
     return _digest(["target", type(target).__name__, msgspec.to_builtins(target)])
 
 
-def build_key(source: FamilySource, task: Task, candidate: Candidate, target: Target) -> str:
-    """Return what the machine code of a candidate depends on."""
+def build_key(source: FamilySource, task: str, candidate: Candidate, target: Target) -> str:
+    """Return what the machine code of a candidate depends on; `task` is a task's key."""
     fields = {name: getattr(target, name) for name in _code_fields(target)}
-    parts = ["build", source, task_key(task), candidate, type(target).__name__, fields]
+    parts = ["build", source, task, candidate, type(target).__name__, fields]
     return _digest(parts)
 
 

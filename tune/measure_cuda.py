@@ -5,6 +5,7 @@ are given, so that each call finds them as cold as the program would; activation
 one memory pool: none of them keeps results.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -80,7 +81,7 @@ class CudaStopwatch:
                 marks.append(self._mark())
             self.stream.synchronize()
         self.last_used = time.monotonic()
-        spans = zip(marks, marks[1:], strict=False)
+        spans = itertools.pairwise(marks)
         return Samples(tuple(a.elapsed_time(b) * 1000.0 / calls.calls for a, b in spans))
 
     def compare(self, contenders: Sequence[CudaCalls], rung: Rung, seed: int) -> list[Samples]:
@@ -132,7 +133,7 @@ class CudaStopwatch:
         torch.cuda.synchronize(self.device)
 
     def _first_length(self, run: Callable[[int], None], copies: int) -> int:
-        """Guess how many calls a graph should hold: enough for a sample, and every copy of the weights at least once."""
+        """Guess how many calls a graph should hold: enough for a sample, and every copy of the weights once."""
         run(0)
         start = self._mark()
         for number in range(3):

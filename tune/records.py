@@ -258,7 +258,7 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("pragma synchronous = normal")
         (version,) = connection.execute("pragma user_version").fetchone()
         if version > SCHEMA_VERSION:
-            msg = f"{path}: has schema {version}, expected at most {SCHEMA_VERSION}: update, or choose another with --records"
+            msg = f"{path}: has schema {version}, expected at most {SCHEMA_VERSION}: update, or give other --records"
             raise RecordsError(msg)
         if connection.execute("pragma quick_check(1)").fetchone() != ("ok",):
             raise sqlite3.DatabaseError("quick_check failed")

@@ -76,7 +76,7 @@ def expect(form: Form, inputs: tuple[torch.Tensor, ...], device: torch.device) -
     return Expected(results, caches)
 
 
-def compare(form: Form, results: list[torch.Tensor], inputs: tuple[torch.Tensor, ...], expected: Expected) -> Deviation:
+def compare(results: list[torch.Tensor], inputs: tuple[torch.Tensor, ...], expected: Expected) -> Deviation:
     """Compare results, and the caches that were written, with the reference.
 
     Where the reference is not finite (an activation that overflows, a row that a mask hides) the result must not be

@@ -14,10 +14,15 @@ from pathlib import Path
 
 import msgspec
 
+from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.kernel import CpuLaunch, CudaLaunch, Kernel
 from tune_model.tune.candidate import Built, Rejected
 
-__all__ = ["KernelStore"]
+__all__ = ["KernelStore", "StoreError", "code_names"]
+
+
+class StoreError(TuneModelError):
+    """The store of built kernels cannot be written."""
 
 
 class _Indexed(msgspec.Struct, frozen=True, tag="built", forbid_unknown_fields=True):
@@ -58,8 +63,15 @@ class KernelStore:
         """Remember a build. Code is written before the index entry that names it.
 
         Raises:
-            OSError: The disk is full or the folder cannot be written.
+            StoreError: The disk is full or the folder cannot be written.
         """
+        try:
+            self._put(key, result)
+        except OSError as error:
+            msg = f"{self.folder}: cannot write built kernels ({error.strerror}); free space or choose another folder"
+            raise StoreError(msg) from error
+
+    def _put(self, key: str, result: Built | Rejected) -> None:
         entry: _Indexed | _Refused
         if isinstance(result, Rejected):
             entry = _Refused(result.reason, result.detail)

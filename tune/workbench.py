@@ -17,11 +17,11 @@ from tune_model.runtime.replay import slot_sizes, unmet
 from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.device import Bench, Passed, Samples
 from tune_model.tune.inputs import copies_for, copy_layout, make_inputs, make_outputs, poison
-from tune_model.tune.layouts import relaid_form, relay
 from tune_model.tune.measure_cpu import CpuStopwatch
 from tune_model.tune.measure_cuda import CudaStopwatch
 from tune_model.tune.policy import Rung
 from tune_model.tune.reference import Deviation, Expected, compare, expect, tolerance
+from tune_model.tune.relayout import relaid_form, relay
 from tune_model.tune.target import CudaTarget, Target
 
 __all__ = ["Workbench"]
@@ -199,7 +199,7 @@ class Workbench:
         self.stopwatch.synchronize()
         results = list(contender.bound(inputs, task.outputs))
         self.stopwatch.synchronize()
-        return compare(task.form, results, inputs, task.expected)
+        return compare(results, inputs, task.expected)
 
     def _attempt(self, action: Callable[[], Any]) -> Any:
         """Run a piece of work; what it raises becomes a reason."""

@@ -1,0 +1,384 @@
+"""One task: from its candidates to the outcome of its final, using what the records and the store already hold.
+
+1. The families that accept the task list their configurations.
+2. Builds are taken from the store or run in the pool.
+3. Each candidate is checked against the reference, then timed briefly; a list is raced, a reduction's or pointwise
+   kernel's configurations are climbed.
+4. The finalists and the extern are timed interleaved; the outcome is recorded.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+
+from tune_model.extract.task import PlannedTask
+from tune_model.tune.candidate import Built, Candidate, Config, Family, Rejected
+from tune_model.tune.descent import descend, neighbours
+from tune_model.tune.device import Bench, Samples
+from tune_model.tune.events import CandidateDone
+from tune_model.tune.identity import build_key, measurement_key, race_key
+from tune_model.tune.interval import paired_ratio, percentile
+from tune_model.tune.policy import Policy
+from tune_model.tune.pool import Job, build
+from tune_model.tune.race import RaceRules, race
+from tune_model.tune.records import Body, Finalist, Outcome, Refusal, Timing
+from tune_model.tune.workshop import InterruptedRaceError, Workshop
+
+__all__ = ["Contest"]
+
+_FINAL_RUNG = 100
+"""Finals are told from a race's rungs by this number in the records."""
+
+_WORTH_DESCENDING = 12
+"""Fewer configurations than this are all timed."""
+
+
+class Contest:
+    """The race for one task.
+
+    Attributes:
+        planned: The task.
+        baseline: The extern as a candidate.
+        candidates: All that compete, the baseline first.
+        refused: Families that do not accept the task, and why.
+        outcome: As recorded by an earlier run, else `None` until `run`.
+    """
+
+    def __init__(self, planned: PlannedTask, policy: Policy, shop: Workshop) -> None:
+        """List the candidates; nothing is built."""
+        self.planned = planned
+        self.policy = policy
+        self.shop = shop
+        task, target = planned.task, shop.target
+        self.refused: list[tuple[Candidate, Rejected]] = []
+        self.spaces: dict[str, tuple[Config, ...]] = {}
+        accepting: list[Family] = []
+        for family in shop.families:
+            reason = family.accepts(task, target)
+            if reason is not None:
+                self.refused.append((Candidate(family.name), reason))
+                continue
+            accepting.append(family)
+            configs = tuple(dict.fromkeys(family.configurations(task, target, shop.options.effort)))
+            self.spaces[family.name] = configs
+        self.baseline = Candidate(shop.families[0].name, shop.families[0].start(task, target))
+        listed = (Candidate(name, config) for name, configs in self.spaces.items() for config in configs)
+        self.candidates = tuple(dict.fromkeys((self.baseline, *listed)))
+        sources = tuple(shop.source(family) for family in accepting)
+        self.key = race_key(sources, planned.key, shop.target_key, policy.key, shop.options.effort)
+        self.outcome = None if shop.options.recheck else shop.records.outcome(self.key)
+        self._built: dict[Candidate, Built | Rejected] = {}
+        self._tickets: dict[int, Candidate] = {}
+        self._errors: dict[Candidate, float] = {}
+        self._times: dict[Candidate, float] = {}
+        self._open: bool = False
+
+    # ----------------------------------------------------------------------------------------------------------- keys
+
+    @functools.cache  # noqa: B019 (a contest lives as long as its run)
+    def key_of(self, candidate: Candidate) -> str:
+        """Return a candidate's measurement key."""
+        source = self.shop.source(self.shop.family(candidate))
+        return measurement_key(source, self.planned.key, candidate, self.shop.target_key, self.policy.key)
+
+    def rows(self) -> tuple[Body, ...]:
+        """Return everything the records say about this contest's candidates."""
+        keys = frozenset(self.key_of(candidate) for candidate in self.candidates)
+        return self.shop.records.of_keys(self.planned.key, keys)
+
+    # --------------------------------------------------------------------------------------------------------- builds
+
+    def prefetch(self) -> None:
+        """Queue the builds that the race will ask for first."""
+        for name, configs in self.spaces.items():
+            first = configs
+            if self._descends(name):
+                start = self._start(name)
+                first = (start, *neighbours(start, configs))
+            self._request([Candidate(name, config) for config in first])
+
+    def obtain(self, candidate: Candidate) -> Built | Rejected:
+        """Return a candidate as machine code, building it if need be."""
+        self._request([candidate], urgent=True)
+        while candidate not in self._built:
+            self._collect()
+        return self._built[candidate]
+
+    def _request(self, candidates: Sequence[Candidate], *, urgent: bool = False) -> None:
+        """Queue the builds that are neither here nor in the store nor needless."""
+        wanted: list[int] = []
+        pending = {candidate: ticket for ticket, candidate in self._tickets.items()}
+        for candidate in candidates:
+            if candidate in pending:
+                wanted.append(pending[candidate])
+            if candidate in self._built or candidate in pending or (not urgent and self._is_known(candidate)):
+                continue
+            job = Job(self.shop.family(candidate), self.planned.task, candidate.config, self.shop.target)
+            if candidate == self.baseline:
+                self._built[candidate] = build(job)
+                continue
+            stored = self.shop.store.get(self._build_key(candidate))
+            if stored is not None:
+                self._built[candidate] = stored
+            else:
+                self._tickets[self.shop.pool.submit(job, urgent=urgent)] = candidate
+        if urgent and wanted:
+            self.shop.pool.hurry(wanted)
+
+    def _is_known(self, candidate: Candidate) -> bool:
+        """Say whether the records make a build needless for now: it is out, or its first time is there."""
+        if self.shop.options.recheck:
+            return False
+        key = self.key_of(candidate)
+        return self.shop.records.refusal(key) is not None or self.shop.records.timing(key, 0) is not None
+
+    def _collect(self, timeout_s: float = 1.0) -> None:
+        """Take what the pool has finished."""
+        self._mind_interruption()
+        for ticket, result in self.shop.pool.wait(self._tickets, timeout_s).items():
+            candidate = self._tickets.pop(ticket)
+            self._built[candidate] = result
+            self.shop.keep(self._build_key(candidate), result)
+
+    def _as_ready(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """Yield candidates as their builds finish; all at the end where builds must not disturb the timing."""
+        waiting = list(candidates)
+        self._request(waiting)
+        if not self.shop.overlap:
+            self._finish_builds()
+        while waiting:
+            pending = set(self._tickets.values())
+            ready = [c for c in waiting if c not in pending]
+            if ready:
+                waiting.remove(ready[0])
+                yield ready[0]
+            elif self.shop.out_of_time:
+                return
+            else:
+                self._collect()
+
+    def _finish_builds(self) -> None:
+        while self._tickets:
+            self._collect()
+
+    def _build_key(self, candidate: Candidate) -> str:
+        source = self.shop.source(self.shop.family(candidate))
+        return build_key(source, self.planned.key, candidate, self.shop.target)
+
+    # --------------------------------------------------------------------------------------------------------- timing
+
+    def time(self, candidate: Candidate, rung: int) -> float | None:
+        """Time a candidate, or take its time from the records (`race.Timer`)."""
+        self._mind_interruption()
+        key = self.key_of(candidate)
+        if not self.shop.options.recheck:
+            refused = self.shop.records.refusal(key)
+            if refused is not None:
+                self._report(candidate, 0.0, rejected=refused, replayed=True)
+                return None
+            known = self.shop.records.timing(key, rung)
+            if known is not None:
+                self._errors.setdefault(candidate, known.error)
+                self._times[candidate] = known.median_us
+                self._report(candidate, known.median_us, replayed=True)
+                return known.median_us
+        if self.shop.out_of_time and candidate != self.baseline:
+            return self._times.get(candidate)
+        samples = self._measure(candidate, rung)
+        if isinstance(samples, Rejected):
+            self._refuse(candidate, samples)
+            return None
+        self._write(candidate, samples, rung, "race")
+        self._report(candidate, self._times[candidate])
+        return self._times[candidate]
+
+    def _measure(self, candidate: Candidate, rung: int) -> Samples | Rejected:
+        built = self.obtain(candidate)
+        if isinstance(built, Rejected):
+            return built
+        checked = self._check(candidate, built)
+        if isinstance(checked, Rejected):
+            return checked
+        rungs = self.policy.rungs
+        return self.shop.device.time(candidate, built, rungs[min(rung, len(rungs) - 1)])
+
+    def _check(self, candidate: Candidate, built: Built) -> Rejected | None:
+        self._ensure_open()
+        if candidate == self.baseline:
+            return None
+        if candidate not in self._errors or self.shop.options.recheck:
+            checked = self.shop.device.check(candidate, built)
+            if isinstance(checked, Rejected):
+                return checked
+            self._errors[candidate] = checked.error
+        return None
+
+    def _ensure_open(self) -> None:
+        """Put the task on the device before the first thing that needs it."""
+        if self._open:
+            return
+        baseline = self.obtain(self.baseline)
+        if isinstance(baseline, Rejected):
+            raise _UnmeasurableError(baseline)
+        seed = self.shop.options.seed ^ int(self.planned.key[:12], 16)
+        opened = self.shop.device.open(Bench(self.planned.task, self.policy, baseline, seed))
+        if isinstance(opened, Rejected):
+            raise _UnmeasurableError(opened)
+        self._errors[self.baseline] = opened.error
+        self._open = True
+
+    def _write(self, candidate: Candidate, samples: Samples, rung: int, stage: str) -> None:
+        us = samples.us
+        timing = Timing(
+            candidate,
+            rung,
+            stage,
+            percentile(us, 0.5),
+            percentile(us, 0.2),
+            percentile(us, 0.8),
+            len(us),
+            self._errors.get(candidate, 0.0),
+            samples.disturbed,
+        )
+        self.shop.records.add(self.key_of(candidate), self.planned.key, timing)
+        self.shop.measured += 1
+        self._times[candidate] = timing.median_us
+
+    def _refuse(self, candidate: Candidate, rejected: Rejected) -> None:
+        self.shop.records.add(self.key_of(candidate), self.planned.key, Refusal(candidate, rejected))
+        self._report(candidate, 0.0, rejected=rejected)
+
+    def _report(
+        self, candidate: Candidate, time_us: float, *, rejected: Rejected | None = None, replayed: bool = False
+    ) -> None:
+        best_us = min(self._times.values(), default=0.0)
+        baseline_us = self._times.get(self.baseline, 0.0)
+        event = CandidateDone(self.planned.key, candidate, time_us, best_us, baseline_us, replayed, rejected)
+        self.shop.report(event)
+
+    def _mind_interruption(self) -> None:
+        if self.shop.stop.is_set():
+            raise InterruptedRaceError
+
+    # ----------------------------------------------------------------------------------------------------------- race
+
+    def run(self) -> Outcome:
+        """Race the candidates and record the outcome.
+
+        Raises:
+            InterruptedRaceError: The user asked to stop.
+        """
+        try:
+            outcome = self._run()
+        except _UnmeasurableError as error:
+            outcome = Outcome((), f"{error.rejected.reason}: {error.rejected.detail}")
+            self.shop.records.add(self.key, self.planned.key, outcome)
+        finally:
+            self.shop.pool.cancel(self._tickets)
+            self._tickets.clear()
+            if self._open:
+                self.shop.device.finish()
+                self._open = False
+        self.outcome = outcome
+        return outcome
+
+    def _run(self) -> Outcome:
+        if self.time(self.baseline, 0) is None:
+            refused = self.shop.records.refusal(self.key_of(self.baseline))
+            raise _UnmeasurableError(refused or Rejected("launch", "the baseline cannot be timed"))
+        lists = [
+            Candidate(n, config) for n, configs in self.spaces.items() if not self._descends(n) for config in configs
+        ]
+        rivals = [candidate for candidate in lists if candidate != self.baseline]
+        for name in self.spaces:
+            if self._descends(name):
+                # The few best of a descent meet the listed candidates in the race.
+                rivals += [Candidate(name, config) for config in self._descend(name)[:3]]
+        finalists = race(self._as_ready(rivals), self, RaceRules(), self._layouts_of)
+        complete = not self.shop.out_of_time
+        outcome = self._final([c for c in finalists if c != self.baseline])
+        if complete:
+            self.shop.records.add(self.key, self.planned.key, outcome)
+        return outcome
+
+    def _descends(self, name: str) -> bool:
+        kinds = {"reduction", "pointwise"}
+        return self.planned.task.form.kind in kinds and len(self.spaces[name]) > _WORTH_DESCENDING
+
+    def _start(self, name: str) -> Config:
+        start = self.shop.family(Candidate(name)).start(self.planned.task, self.shop.target)
+        return start if start in self.spaces[name] else self.spaces[name][0]
+
+    def _descend(self, name: str) -> list[Config]:
+        def announce(configs: Sequence[Config]) -> None:
+            self._request([Candidate(name, config) for config in configs])
+            if not self.shop.overlap:
+                self._finish_builds()
+
+        return descend(self._start(name), self.spaces[name], lambda c: self.time(Candidate(name, c), 0), announce)
+
+    def _layouts_of(self, candidate: Candidate) -> tuple[tuple[str, str], ...]:
+        built = self.obtain(candidate)
+        return built.kernel.layouts if isinstance(built, Built) else ()
+
+    def _final(self, finalists: list[Candidate]) -> Outcome:
+        """Time the finalists interleaved with the extern; one that fails is out, and the rest go again."""
+        field = [self.baseline, *finalists]
+        repeated = False
+        while True:
+            self._mind_interruption()
+            entries = self._entries(field)
+            results = self.shop.device.compare(tuple(entries), self.policy.final)
+            failed = {c: r for (c, _), r in zip(entries, results, strict=True) if isinstance(r, Rejected)}
+            if self.baseline in failed:
+                raise _UnmeasurableError(failed[self.baseline])
+            if failed:
+                for candidate, rejected in failed.items():
+                    self._refuse(candidate, rejected)
+                field = [c for c in field if c not in failed]
+                continue
+            samples = {c: r for (c, _), r in zip(entries, results, strict=True) if isinstance(r, Samples)}
+            if not repeated and any(found.disturbed for found in samples.values()):
+                repeated = True
+                continue
+            return self._outcome(entries, samples)
+
+    def _entries(self, field: Sequence[Candidate]) -> list[tuple[Candidate, Built]]:
+        """Return those of the field that are built and right."""
+        entries: list[tuple[Candidate, Built]] = []
+        for candidate in field:
+            built = self.obtain(candidate)
+            problem = built if isinstance(built, Rejected) else self._check(candidate, built)
+            if problem is not None:
+                self._refuse(candidate, problem)
+            elif isinstance(built, Built):
+                entries.append((candidate, built))
+        return entries
+
+    def _outcome(self, entries: list[tuple[Candidate, Built]], samples: dict[Candidate, Samples]) -> Outcome:
+        extern = samples[self.baseline]
+        finalists: list[Finalist] = []
+        for candidate, built in entries:
+            self._write(candidate, samples[candidate], _FINAL_RUNG, "final")
+            gain = paired_ratio(extern.us, samples[candidate].us)
+            kernel = built.kernel
+            finalists.append(
+                Finalist(
+                    candidate,
+                    kernel.layouts,
+                    percentile(samples[candidate].us, 0.5),
+                    gain.median,
+                    gain.low,
+                    gain.high,
+                    len(kernel.steps) + len(kernel.workspaces),
+                    not kernel.requires,
+                )
+            )
+        return Outcome((finalists[0], *sorted(finalists[1:], key=lambda f: -f.gain)))
+
+
+class _UnmeasurableError(Exception):
+    """The task itself cannot be measured here; its outcome says why."""
+
+    def __init__(self, rejected: Rejected) -> None:
+        super().__init__(rejected.detail)
+        self.rejected = rejected

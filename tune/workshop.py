@@ -1,0 +1,109 @@
+"""What all races of a run share: families, device, build pool, store, records, and the running counts.
+
+Also the one place that decides whether something has to be built or can be taken from the store.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from tune_model.tune.candidate import Built, Candidate, Family, Rejected
+from tune_model.tune.device import Device
+from tune_model.tune.events import Event
+from tune_model.tune.identity import FamilySource, target_key
+from tune_model.tune.options import TuneOptions
+from tune_model.tune.pool import BuildPool
+from tune_model.tune.records import Records
+from tune_model.tune.source import digest_family
+from tune_model.tune.store import KernelStore
+from tune_model.tune.target import CudaTarget, Target
+
+__all__ = ["InterruptedRaceError", "Workshop"]
+
+_TRANSIENT = frozenset({"timeout", "crash"})
+"""Build failures that may not come again; they are recorded for this race, but not kept with the built kernels."""
+
+
+class InterruptedRaceError(Exception):
+    """The user asked to stop: the race in flight is abandoned. Internal; `tune` returns what it has."""
+
+
+class Workshop:
+    """Shared equipment of one run.
+
+    Attributes:
+        families: The baseline first.
+        target: The machine.
+        target_key: Its identity in records.
+        device: Where candidates are checked and timed.
+        pool: Builds.
+        store: Built kernels.
+        records: Measurements.
+        options: The caller's.
+        report: Told what happens.
+        stop: Set when the user interrupts.
+        builds: Kernels built in this run.
+        measured: Measurements taken in this run.
+    """
+
+    def __init__(
+        self,
+        families: tuple[Family, ...],
+        target: Target,
+        device: Device,
+        options: TuneOptions,
+        report: Callable[[Event], None],
+    ) -> None:
+        """Open the records and the store; no process is started yet.
+
+        Raises:
+            RecordsError: The records cannot be opened.
+        """
+        self.families = families
+        self.target = target
+        self.target_key = target_key(target)
+        self.device = device
+        self.options = options
+        self.report = report
+        self.records = Records(options.records_path)
+        self.store = KernelStore(options.kernels_path)
+        self.pool = BuildPool(options.build_workers, options.build_timeout_s)
+        self.stop = threading.Event()
+        self.builds = 0
+        self.measured = 0
+        self.started = time.monotonic()
+        self._by_name = {family.name: family for family in families}
+        self._sources: dict[str, FamilySource] = {}
+
+    @property
+    def overlap(self) -> bool:
+        """Builds may run while the device measures: on a GPU, not on the CPU that is being timed."""
+        return isinstance(self.target, CudaTarget)
+
+    @property
+    def out_of_time(self) -> bool:
+        """The budget is spent."""
+        budget_s = self.options.budget_s
+        return budget_s is not None and time.monotonic() - self.started >= budget_s
+
+    def family(self, candidate: Candidate) -> Family:
+        """Return a candidate's family."""
+        return self._by_name[candidate.family]
+
+    def source(self, family: Family) -> FamilySource:
+        """Return a family's source identity, hashed once per run."""
+        if family.name not in self._sources:
+            self._sources[family.name] = digest_family(family)
+        return self._sources[family.name]
+
+    def keep(self, key: str, result: Built | Rejected) -> None:
+        """Count a build and put it in the store."""
+        self.builds += 1
+        if not (isinstance(result, Rejected) and result.reason in _TRANSIENT):
+            self.store.put(key, result)
+
+    def close(self) -> None:
+        """End every process and close the records."""
+        self.pool.close()
+        self.device.close()
+        self.records.close()

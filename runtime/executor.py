@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tune_model.runtime.coverage import Coverage
+from tune_model.runtime.cuda_driver import activate
 from tune_model.runtime.dispatch import Dispatcher, weight_layout
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.expression import evaluate
@@ -195,8 +196,15 @@ class Executor:
             NotTunedError: Strict, and something is not tuned for these sizes.
         """
         tensors = self._signature.collect(inputs)
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                activate(self.device)
+                return self._run(tensors, hints or {})
+        return self._run(tensors, hints or {})
+
+    def _run(self, tensors: list[Tensor], hints: Mapping[str, int]) -> dict[str, Tensor]:
         with torch.no_grad():
-            plan = self.plan(tensors, hints or {})
+            plan = self.plan(tensors, hints)
             return dict(zip(self._names, plan.run(self._conform(tensors, plan)), strict=True))
 
     def _conform(self, tensors: list[Tensor], plan: Plan) -> list[Tensor]:

@@ -11,6 +11,7 @@ from tune_model.runtime.cpu_library import CpuFunction, find_entry, load_library
 from tune_model.runtime.cuda_driver import CudaFunction, Module, activate, open_driver
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.kernel import CpuLaunch, CudaLaunch
+from tune_model.runtime.replay import Replay
 
 __all__ = ["CodeLoader", "CodeMissingError", "device_index"]
 
@@ -86,3 +87,18 @@ class CodeLoader:
                 return driver.load_function(module, launch.entry, index, launch.shared_bytes, blocks)
 
         return self._once(self._functions, (launch.code, launch.entry, index, launch.shared_bytes, blocks), load)
+
+    def load_all(self, replay: Replay, device: torch.device) -> None:
+        """Load every kernel that a device may be asked to run, so that even a first call inside a capture loads none.
+
+        Raises:
+            CodeMissingError: An entry's code is not there.
+            DriverError: A cubin does not load.
+            LibraryError: A shared library does not load.
+        """
+        for entry in (entry for entries in replay.forms.values() for entry in entries):
+            for step in entry.kernel.steps:
+                if isinstance(step, CudaLaunch):
+                    self.cuda(step, device)
+                elif isinstance(step, CpuLaunch):
+                    self.cpu(step)

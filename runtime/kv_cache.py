@@ -1,0 +1,63 @@
+"""The key and value cache: rows x max length slots per layer, allocated once, used in place."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tune_model.runtime.executor import InputError
+from tune_model.runtime.expression import ExpressionError, evaluate
+from tune_model.runtime.invoke import ProgramError, torch_dtype
+from tune_model.runtime.program import Input, Program
+
+__all__ = ["KVCache"]
+
+
+class KVCache:
+    """Memory for a program's cache inputs.
+
+    Zeros at first: attention reads slots that nobody sees and needs them finite.
+
+    Args:
+        program: Whose cache inputs to allocate; their first dim is the row, the others are fixed.
+        rows: Sequences that fit.
+        device: Where.
+    """
+
+    def __init__(self, program: Program, rows: int, device: torch.device) -> None:
+        self.rows = rows
+        self.max_length = 0
+        self._tensors: dict[str, Tensor] = {}
+        self._views: dict[tuple[int, int], Mapping[str, Tensor]] = {}
+        for item in program.inputs:
+            if item.role == "cache":
+                shape = _fixed(item)
+                self.max_length = shape[1]
+                self._tensors[item.name] = torch.zeros(
+                    (rows, *shape), dtype=torch_dtype(item.type.dtype), device=device
+                )
+
+    def slice(self, start: int, stop: int) -> Mapping[str, Tensor]:
+        """Return the cache inputs for rows `start` to `stop`, in place.
+
+        Raises:
+            InputError: The cache has no such rows.
+        """
+        if not 0 <= start < stop <= self.rows:
+            raise InputError(f"cache rows {start} to {stop} asked for; the cache has {self.rows}")
+        views = self._views.get((start, stop))
+        if views is None:
+            views = self._views[start, stop] = {name: tensor[start:stop] for name, tensor in self._tensors.items()}
+        return views
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory it occupies."""
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+
+def _fixed(item: Input) -> tuple[int, ...]:
+    try:
+        return tuple(evaluate(size, {}) for size in item.type.shape[1:])
+    except ExpressionError as error:
+        raise ProgramError(f"cache input {item.name!r} has a size that is not fixed: {error}") from error

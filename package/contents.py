@@ -10,6 +10,7 @@ import msgspec
 
 from tune_model.extract.request import ExportedSource, FactorySource, ModelSource, Request, TransformersSource
 from tune_model.package.manifest import ModelFacts
+from tune_model.package.tensors import element_bytes
 from tune_model.runtime.kernel import CpuLaunch, CudaLaunch, Kernel
 from tune_model.runtime.program import Program
 from tune_model.runtime.replay import Entry, Replay
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["ArtifactContents", "build_replay", "code_kinds", "measure_model", "portable_request", "weight_sources"]
-
-_BITS = {"float64": 64, "int64": 64, "float32": 32, "int32": 32, "float16": 16, "bfloat16": 16, "int16": 16, "bool": 8}
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def measure_model(programs: tuple[Program, ...], architecture: str | None) -> Mo
         for size in type_.shape:
             elements *= int(size)  # a weight's sizes are known
         parameters += elements
-        size_bytes += elements * _BITS.get(type_.dtype, 8) // 8
+        size_bytes += elements * element_bytes(type_.dtype)
     return ModelFacts(architecture, parameters, size_bytes)
 
 

@@ -43,11 +43,9 @@ def choose_device(device: "str | torch.device | None", wanted: str) -> "torch.de
         raise DeviceError(f"device is {device!r}; expected cpu, cuda or cuda:N") from error
     if chosen.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = chosen.index or 0
-        if index >= count:
+        if max(0, chosen.index or 0) >= count:
             what = f"torch {torch.__version__} sees {count} NVIDIA GPUs"
             raise DeviceError(f"device {str(chosen)!r} is not there: {what}; an artifact tuned for a GPU needs one")
-        return torch.device("cuda", torch.cuda.current_device() if chosen.index is None else chosen.index)
     return chosen
 
 
@@ -75,7 +73,7 @@ def _probe_cuda(device: "torch.device", version: str) -> CudaSystem:
     import torch
 
     facts = torch.cuda.get_device_properties(device)
-    clock, branch = _ask_nvml(getattr(facts, "pci_domain_id", 0), facts.pci_bus_id, facts.pci_device_id)
+    clock, branch = _ask_nvml(f"GPU-{facts.uuid}")
     return CudaSystem(
         arch=facts.major * 10 + facts.minor,
         name=facts.name,
@@ -86,10 +84,10 @@ def _probe_cuda(device: "torch.device", version: str) -> CudaSystem:
     )
 
 
-def _ask_nvml(domain: int, bus: int, slot: int) -> tuple[int | None, str | None]:
+def _ask_nvml(uuid: str) -> tuple[int | None, str | None]:
     """Return the highest SM clock and the driver's branch; `None` for what NVML does not tell.
 
-    Torch's order of devices is not NVML's, so the device is found by its place on the bus.
+    Torch's order of devices is not NVML's, so the device is found by its identity.
     """
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -103,8 +101,7 @@ def _ask_nvml(domain: int, bus: int, slot: int) -> tuple[int | None, str | None]
         if nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
             branch = text.value.decode("ascii", "replace").split(".")[0]
         handle, clock = ctypes.c_void_p(), ctypes.c_uint()
-        address = f"{domain:08x}:{bus:02x}:{slot:02x}.0".encode()
-        if nvml.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(handle)) != 0:
+        if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
             return None, branch
         known = nvml.nvmlDeviceGetMaxClockInfo(handle, _NVML_CLOCK_SM, ctypes.byref(clock)) == 0
         return clock.value if known else None, branch

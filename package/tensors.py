@@ -17,7 +17,7 @@ from tune_model.package.wire import ArtifactError, decode
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPES", "Listed", "list_tensors", "read_tensors", "tensor_chunks", "tensors_size"]
+__all__ = ["DTYPES", "Listed", "element_bytes", "list_tensors", "read_tensors", "tensor_chunks", "tensors_size"]
 
 # safetensors' name, torch's name, bytes per element.
 _DTYPES: Final = (
@@ -41,6 +41,7 @@ _DTYPES: Final = (
 DTYPES: Final = frozenset(name for _, name, _ in _DTYPES)
 """Torch's names of the dtypes that an artifact may hold."""
 
+_ELEMENT_BYTES: Final = {name: size for _, name, size in _DTYPES}
 _FROM_STORED: Final = {stored: (name, size) for stored, name, size in _DTYPES}
 _TO_STORED: Final = {name: (stored, size) for stored, name, size in _DTYPES}
 
@@ -70,6 +71,11 @@ class Listed(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     start: int
     end: int
+
+
+def element_bytes(dtype: str) -> int:
+    """Return the size of one element of a dtype that an artifact may hold."""
+    return _ELEMENT_BYTES[dtype]
 
 
 def _header(tensors: Mapping[str, "torch.Tensor"]) -> bytes:

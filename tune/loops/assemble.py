@@ -9,24 +9,21 @@ from tune_model.runtime.program import Form, TensorType
 from tune_model.runtime.replay import contiguous_strides, slot_sizes
 from tune_model.tune.loops.affine import Affine
 from tune_model.tune.loops.builder import Coordinates, RawBound, RawIndex, RawInside, RawLoad, RawNode
+from tune_model.tune.loops.graph import prune
 from tune_model.tune.loops.ir import (
     Access,
     Axis,
     Bound,
-    Cast,
     Gather,
     Index,
     Inside,
     Load,
     LoopNest,
     Node,
-    Op,
-    Reduce,
     Store,
-    arguments,
 )
 
-__all__ = ["RawNest", "RawStore", "assemble"]
+__all__ = ["RawNest", "RawStore", "assemble", "remove_axis"]
 
 T = TypeVar("T", int, Dim)
 
@@ -55,7 +52,8 @@ class RawNest(NamedTuple):
         whole: Variables that are a whole dim of a result (not a part of one), so their size may be free.
         nodes: In SSA order.
         stores: One per result.
-        groups: Variables that may share an axis have one number; empty: all rows may, and all columns may.
+        groups: Variables that may share an axis have one number, and none is dropped or moved; empty: rows may, and
+            columns may.
         virtual: Shapes of slots that are not memory (a matmul's accumulator).
     """
 
@@ -85,7 +83,7 @@ def _total(terms: Sequence[tuple[int, Dim]]) -> Dim:
     """Sum of coefficient times dim, an integer when all are."""
     if all(isinstance(d, int) for _, d in terms):
         return sum(c * d for c, d in terms if isinstance(d, int))
-    return " + ".join(str(product((c, d))) for c, d in terms if c)
+    return " + ".join(str(d if c == 1 else product((c, d))) for c, d in terms if c)
 
 
 class _Layout:
@@ -304,6 +302,13 @@ def _merged(nest: LoopNest, k: int, values: Mapping[str, int]) -> LoopNest | Non
     return LoopNest(merged.axes, merged.inner, merged.nodes, merged.stores, tuple(requires))
 
 
+def remove_axis(nest: LoopNest, k: int) -> LoopNest:
+    """Take an outer axis away that only dropped accesses used."""
+    return _remap(
+        nest, (*nest.axes[:k], *nest.axes[k + 1 :]), nest.inner, lambda strides: (*strides[:k], *strides[k + 1 :])
+    )
+
+
 def assemble(form: Form, raw: RawNest) -> LoopNest:
     """Write a nest; row axes are ordered as the first result lies in memory.
 
@@ -312,7 +317,7 @@ def assemble(form: Form, raw: RawNest) -> LoopNest:
         raw: From lowering.
     """
     layout = _Layout(form, raw)
-    outer = [v for v in raw.outer if raw.sizes[v] != 1 or v in layout.free]
+    outer = [v for v in raw.outer if raw.sizes[v] != 1 or v in layout.free or v in raw.groups]
     inner = [v for v in raw.inner if raw.sizes[v] != 1]
     if not raw.groups:
         first = layout.access(raw.stores[0].slot, raw.stores[0].at, (), outer)
@@ -322,39 +327,10 @@ def assemble(form: Form, raw: RawNest) -> LoopNest:
     nodes = tuple(layout.node(n, axes) for n in raw.nodes)
     stores = tuple(Store(layout.access(s.slot, s.at, (), axes), s.value) for s in raw.stores)
     spans = tuple(Axis(raw.sizes[v], layout.free.get(v, raw.sizes[v])) for v in axes)
-    nest = LoopNest(spans, len(inner), *_live(nodes, stores), tuple(layout.requires))
+    nest = prune(LoopNest(spans, len(inner), nodes, stores, tuple(layout.requires)))
     groups = raw.groups or {v: int(k >= len(outer)) for k, v in enumerate(axes)}
     nest = _merge(nest, layout.values, [groups[v] for v in axes])
     return nest if len(nest.axes) > nest.inner else _with_row(nest)
-
-
-def _live(nodes: tuple[Node, ...], stores: tuple[Store, ...]) -> tuple[tuple[Node, ...], tuple[Store, ...]]:
-    """Drop nodes that no store needs and number the rest again."""
-    needed: set[int] = set()
-    stack = [s.value for s in stores]
-    while stack:
-        n = stack.pop()
-        if n not in needed:
-            needed.add(n)
-            stack.extend(arguments(nodes[n]))
-    order = {old: new for new, old in enumerate(sorted(needed))}
-    kept = tuple(_renumber(nodes[n], order) for n in sorted(needed))
-    return kept, tuple(Store(s.access, order[s.value]) for s in stores)
-
-
-def _renumber(node: Node, order: Mapping[int, int]) -> Node:
-    match node:
-        case Op():
-            return Op(node.name, tuple(order[a] for a in node.args), node.dtype)
-        case Cast():
-            return Cast(order[node.value], node.dtype, node.implied)
-        case Reduce():
-            return Reduce(node.kind, order[node.value], node.dtype)
-        case Load() if node.gather:
-            gather = tuple(Gather(order[g.node], g.stride, g.size) for g in node.gather)
-            return Load(node.access, node.dtype, node.where, gather)
-        case _:
-            return node
 
 
 def _with_row(nest: LoopNest) -> LoopNest:

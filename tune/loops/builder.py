@@ -101,7 +101,6 @@ class Builder:
         space: Its variables.
         rules: By operator without overload.
         columns: Variables that reductions run over; `None` makes new ones.
-        opaque: Values that are read like slots, with the slot name to use (a matmul's accumulator).
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class Builder:
         space: Space,
         rules: Mapping[str, "Rule"],
         columns: tuple[int, ...] | None = None,
-        opaque: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         self.body = body
         self.space = space
@@ -119,12 +117,10 @@ class Builder:
         self.rows: set[int] = set()
         self.column_variables: tuple[int, ...] = columns or ()
         self.column_sizes: tuple[int, ...] | None = None
-        self._given_columns = columns is not None
         if columns is not None:
             self.column_sizes = tuple(space.sizes[v] for v in columns)
         self._column_index: Coordinates = tuple(variable(v) for v in self.column_variables)
         self._rules = rules
-        self._opaque = opaque or {}
         self._memo: dict[tuple[Any, ...], int] = {}
 
     @property
@@ -189,10 +185,6 @@ class Builder:
         return self._memo[key]
 
     def _make(self, name: str, index: Coordinates) -> int:
-        if name in self._opaque:
-            slot, dtype = self._opaque[name]
-            load = self.add(RawLoad(slot, index, dtype, self.where))
-            return self.cast(load, self.body.values[name].dtype, implied=True)
         produced = self.body.producers.get(name)
         if produced is None:
             return self.add(RawLoad(name, index, self.body.values[name].dtype, self.where))

@@ -3,6 +3,8 @@
 Types only.
 """
 
+from typing import Literal
+
 import msgspec
 
 from tune_model.extract.task import Plan
@@ -76,6 +78,7 @@ class Tuning(msgspec.Struct, frozen=True):
         builds: How many kernels were built now (0 when everything was replayed).
         measured: How many measurements were taken now.
         seconds: Wall time.
+        stopped: `budget` or `interrupted` when some tasks were left `not searched`.
     """
 
     plan: Plan
@@ -85,3 +88,4 @@ class Tuning(msgspec.Struct, frozen=True):
     builds: int
     measured: int
     seconds: float
+    stopped: Literal["", "budget", "interrupted"] = ""

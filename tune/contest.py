@@ -8,17 +8,17 @@
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from tune_model.extract.task import PlannedTask
+from tune_model.tune.builds import Builds
 from tune_model.tune.candidate import Built, Candidate, Config, Family, Rejected
 from tune_model.tune.descent import descend, neighbours
 from tune_model.tune.device import Bench, Samples
 from tune_model.tune.events import CandidateDone
-from tune_model.tune.identity import build_key, measurement_key, race_key
+from tune_model.tune.identity import measurement_key, race_key
 from tune_model.tune.interval import paired_ratio, percentile
 from tune_model.tune.policy import Policy
-from tune_model.tune.pool import Job, build
 from tune_model.tune.race import RaceRules, race
 from tune_model.tune.records import Body, Finalist, Outcome, Refusal, Timing
 from tune_model.tune.workshop import InterruptedRaceError, Workshop
@@ -66,13 +66,10 @@ class Contest:
         sources = tuple(shop.source(family) for family in accepting)
         self.key = race_key(sources, planned.key, shop.target_key, policy.key, shop.options.effort)
         self.outcome = None if shop.options.recheck else shop.records.outcome(self.key)
-        self._built: dict[Candidate, Built | Rejected] = {}
-        self._tickets: dict[int, Candidate] = {}
+        self.builds = Builds(planned, self.baseline, shop, self._is_known)
         self._errors: dict[Candidate, float] = {}
         self._times: dict[Candidate, float] = {}
-        self._open: bool = False
-
-    # ----------------------------------------------------------------------------------------------------------- keys
+        self._open = False
 
     @functools.cache  # noqa: B019 (a contest lives as long as its run)
     def key_of(self, candidate: Candidate) -> str:
@@ -85,44 +82,14 @@ class Contest:
         keys = frozenset(self.key_of(candidate) for candidate in self.candidates)
         return self.shop.records.of_keys(self.planned.key, keys)
 
-    # --------------------------------------------------------------------------------------------------------- builds
-
     def prefetch(self) -> None:
         """Queue the builds that the race will ask for first."""
         for name, configs in self.spaces.items():
-            first = configs
+            first: Sequence[Config] = configs
             if self._descends(name):
                 start = self._start(name)
                 first = (start, *neighbours(start, configs))
-            self._request([Candidate(name, config) for config in first])
-
-    def obtain(self, candidate: Candidate) -> Built | Rejected:
-        """Return a candidate as machine code, building it if need be."""
-        self._request([candidate], urgent=True)
-        while candidate not in self._built:
-            self._collect()
-        return self._built[candidate]
-
-    def _request(self, candidates: Sequence[Candidate], *, urgent: bool = False) -> None:
-        """Queue the builds that are neither here nor in the store nor needless."""
-        wanted: list[int] = []
-        pending = {candidate: ticket for ticket, candidate in self._tickets.items()}
-        for candidate in candidates:
-            if candidate in pending:
-                wanted.append(pending[candidate])
-            if candidate in self._built or candidate in pending or (not urgent and self._is_known(candidate)):
-                continue
-            job = Job(self.shop.family(candidate), self.planned.task, candidate.config, self.shop.target)
-            if candidate == self.baseline:
-                self._built[candidate] = build(job)
-                continue
-            stored = self.shop.store.get(self._build_key(candidate))
-            if stored is not None:
-                self._built[candidate] = stored
-            else:
-                self._tickets[self.shop.pool.submit(job, urgent=urgent)] = candidate
-        if urgent and wanted:
-            self.shop.pool.hurry(wanted)
+            self.builds.request([Candidate(name, config) for config in first])
 
     def _is_known(self, candidate: Candidate) -> bool:
         """Say whether the records make a build needless for now: it is out, or its first time is there."""
@@ -130,41 +97,6 @@ class Contest:
             return False
         key = self.key_of(candidate)
         return self.shop.records.refusal(key) is not None or self.shop.records.timing(key, 0) is not None
-
-    def _collect(self, timeout_s: float = 1.0) -> None:
-        """Take what the pool has finished."""
-        self._mind_interruption()
-        for ticket, result in self.shop.pool.wait(self._tickets, timeout_s).items():
-            candidate = self._tickets.pop(ticket)
-            self._built[candidate] = result
-            self.shop.keep(self._build_key(candidate), result)
-
-    def _as_ready(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-        """Yield candidates as their builds finish; all at the end where builds must not disturb the timing."""
-        waiting = list(candidates)
-        self._request(waiting)
-        if not self.shop.overlap:
-            self._finish_builds()
-        while waiting:
-            pending = set(self._tickets.values())
-            ready = [c for c in waiting if c not in pending]
-            if ready:
-                waiting.remove(ready[0])
-                yield ready[0]
-            elif self.shop.out_of_time:
-                return
-            else:
-                self._collect()
-
-    def _finish_builds(self) -> None:
-        while self._tickets:
-            self._collect()
-
-    def _build_key(self, candidate: Candidate) -> str:
-        source = self.shop.source(self.shop.family(candidate))
-        return build_key(source, self.planned.key, candidate, self.shop.target)
-
-    # --------------------------------------------------------------------------------------------------------- timing
 
     def time(self, candidate: Candidate, rung: int) -> float | None:
         """Time a candidate, or take its time from the records (`race.Timer`)."""
@@ -192,7 +124,7 @@ class Contest:
         return self._times[candidate]
 
     def _measure(self, candidate: Candidate, rung: int) -> Samples | Rejected:
-        built = self.obtain(candidate)
+        built = self.builds.obtain(candidate)
         if isinstance(built, Rejected):
             return built
         checked = self._check(candidate, built)
@@ -216,7 +148,7 @@ class Contest:
         """Put the task on the device before the first thing that needs it."""
         if self._open:
             return
-        baseline = self.obtain(self.baseline)
+        baseline = self.builds.obtain(self.baseline)
         if isinstance(baseline, Rejected):
             raise _UnmeasurableError(baseline)
         seed = self.shop.options.seed ^ int(self.planned.key[:12], 16)
@@ -259,8 +191,6 @@ class Contest:
         if self.shop.stop.is_set():
             raise InterruptedRaceError
 
-    # ----------------------------------------------------------------------------------------------------------- race
-
     def run(self) -> Outcome:
         """Race the candidates and record the outcome.
 
@@ -273,8 +203,7 @@ class Contest:
             outcome = Outcome((), f"{error.rejected.reason}: {error.rejected.detail}")
             self.shop.records.add(self.key, self.planned.key, outcome)
         finally:
-            self.shop.pool.cancel(self._tickets)
-            self._tickets.clear()
+            self.builds.drop()
             if self._open:
                 self.shop.device.finish()
                 self._open = False
@@ -293,7 +222,7 @@ class Contest:
             if self._descends(name):
                 # The few best of a descent meet the listed candidates in the race.
                 rivals += [Candidate(name, config) for config in self._descend(name)[:3]]
-        finalists = race(self._as_ready(rivals), self, RaceRules(), self._layouts_of)
+        finalists = race(self.builds.as_ready(rivals), self, RaceRules(), self._layouts_of)
         complete = not self.shop.out_of_time
         outcome = self._final([c for c in finalists if c != self.baseline])
         if complete:
@@ -310,14 +239,14 @@ class Contest:
 
     def _descend(self, name: str) -> list[Config]:
         def announce(configs: Sequence[Config]) -> None:
-            self._request([Candidate(name, config) for config in configs])
+            self.builds.request([Candidate(name, config) for config in configs])
             if not self.shop.overlap:
-                self._finish_builds()
+                self.builds.settle()
 
         return descend(self._start(name), self.spaces[name], lambda c: self.time(Candidate(name, c), 0), announce)
 
     def _layouts_of(self, candidate: Candidate) -> tuple[tuple[str, str], ...]:
-        built = self.obtain(candidate)
+        built = self.builds.obtain(candidate)
         return built.kernel.layouts if isinstance(built, Built) else ()
 
     def _final(self, finalists: list[Candidate]) -> Outcome:
@@ -346,7 +275,7 @@ class Contest:
         """Return those of the field that are built and right."""
         entries: list[tuple[Candidate, Built]] = []
         for candidate in field:
-            built = self.obtain(candidate)
+            built = self.builds.obtain(candidate)
             problem = built if isinstance(built, Rejected) else self._check(candidate, built)
             if problem is not None:
                 self._refuse(candidate, problem)

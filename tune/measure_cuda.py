@@ -140,7 +140,7 @@ class CudaStopwatch:
             run(number % copies)
         end = self._mark()
         self.stream.synchronize()
-        estimate_us = max(start.elapsed_time(end) * 1000.0 / 3, 1.0)
+        estimate_us = max(float(start.elapsed_time(end)) * 1000.0 / 3, 1.0)
         return max(copies, min(CALLS_AT_MOST, round(self.sample_us / estimate_us)), 2)
 
     def _capture(self, run: Callable[[int], None], copies: int, calls: int) -> tuple[torch.cuda.CUDAGraph, float]:

@@ -236,7 +236,7 @@ def parse_rows(lines: Iterable[bytes]) -> Iterator[Row]:
 
 
 def _decode(body: str) -> Body:
-    return msgspec.json.decode(body, type=Body)  # type: ignore[arg-type, no-any-return]
+    return msgspec.json.decode(body, type=Body)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -6,7 +6,7 @@ Python can see becomes `Rejected`; what Python cannot see (a crash, a hang) is t
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,8 @@ from tune_model.tune.target import CudaTarget, Target
 __all__ = ["Workbench"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 InputSet = tuple[torch.Tensor, ...]
 Layouts = tuple[tuple[str, str], ...]
@@ -201,7 +203,7 @@ class Workbench:
         self.stopwatch.synchronize()
         return compare(results, inputs, task.expected)
 
-    def _attempt(self, action: Callable[[], Any]) -> Any:
+    def _attempt(self, action: Callable[[], T]) -> T | Rejected:
         """Run a piece of work; what it raises becomes a reason."""
         try:
             with self.stopwatch.context(), torch.no_grad():

@@ -1,0 +1,70 @@
+"""What a run will cost before it starts, from the plan alone: candidates, seconds, and how much a program reads."""
+
+import math
+from typing import Final
+
+import msgspec
+import torch
+
+from tune_model.extract.task import Plan
+from tune_model.runtime.expression import evaluate
+from tune_model.runtime.program import TensorType
+from tune_model.tune.candidate import Effort, Family
+from tune_model.tune.target import CudaTarget, Target
+
+__all__ = ["Estimate", "TaskEstimate", "estimate", "estimate_seconds", "program_bytes"]
+
+_TASK_S: Final = {"cuda": 0.8, "cpu": 1.0}
+"""Inputs, reference and final of one task (H200 and a 2-core server, 2026-11)."""
+
+_MEASURE_S: Final = {"cuda": 0.015, "cpu": 0.05}
+_BUILD_S: Final = {"cuda": 0.5, "cpu": 2.0}
+
+
+class TaskEstimate(msgspec.Struct, frozen=True):
+    """How many candidates compete for a task."""
+
+    task: str
+    candidates: int
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """What tuning a plan will take.
+
+    Attributes:
+        tasks: In the plan's order.
+        seconds: Wall time with nothing in the records.
+    """
+
+    tasks: tuple[TaskEstimate, ...]
+    seconds: float
+
+
+def estimate(plan: Plan, target: Target, families: tuple[Family, ...], effort: Effort, build_workers: int) -> Estimate:
+    """Count candidates and guess the time; needs no device."""
+    tasks: list[TaskEstimate] = []
+    for planned in plan.tasks:
+        accepting = [f for f in families if f.accepts(planned.task, target) is None]
+        count = sum(len(set(f.configurations(planned.task, target, effort))) for f in accepting)
+        tasks.append(TaskEstimate(planned.key, count))
+    seconds = estimate_seconds(target, len(tasks), sum(t.candidates for t in tasks), build_workers)
+    return Estimate(tuple(tasks), seconds)
+
+
+def estimate_seconds(target: Target, tasks: int, candidates: int, build_workers: int) -> float:
+    """Guess the wall time of races; on a GPU builds overlap measuring, on a CPU they come first."""
+    kind = "cuda" if isinstance(target, CudaTarget) else "cpu"
+    building = candidates * _BUILD_S[kind] / max(build_workers, 1)
+    measuring = candidates * _MEASURE_S[kind] + tasks * _TASK_S[kind]
+    return max(building, measuring) if kind == "cuda" else building + measuring
+
+
+def program_bytes(plan: Plan) -> dict[str, int]:
+    """Return how many bytes of weights one step of each program reads."""
+    return {p.name: sum(_size_bytes(w.type) for w in p.weights) for p in plan.programs}
+
+
+def _size_bytes(type_: TensorType) -> int:
+    dtype = getattr(torch, type_.dtype)
+    assert isinstance(dtype, torch.dtype)  # noqa: S101 (types come from extract)
+    return math.prod(evaluate(size, {}) for size in type_.shape) * dtype.itemsize

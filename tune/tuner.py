@@ -1,0 +1,232 @@
+"""The tuner: from a plan to one choice per task.
+
+1. For every task list the candidates, and look up which races the records already hold the outcome of.
+2. For every other task, heaviest first: build in a pool of processes (on a GPU ahead of the measuring), check against
+   the reference, race, and time the finalists interleaved with the extern. Every measurement is committed before the
+   next starts, so whatever ends the run, running it again continues there.
+3. Settle the weight layouts over all tasks that read a weight; that decides each task's winner.
+4. Fetch the winners' machine code from the store.
+
+Nothing is decided from memory: choices are assembled from the records, so a second run gives the same bytes.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import Final, Literal
+
+from tune_model.extract.task import Plan
+from tune_model.runtime.errors import TuneModelError
+from tune_model.tune.candidate import Rejected, label
+from tune_model.tune.choice import Choice, Measurement, Tuning
+from tune_model.tune.contest import Contest
+from tune_model.tune.device import Device
+from tune_model.tune.estimate import estimate_seconds, program_bytes
+from tune_model.tune.events import Event, RecordsDamaged, TaskDone, TaskStarted, TuneFinished, TuneStarted
+from tune_model.tune.families import families_for
+from tune_model.tune.layouts import Settlement, settle_layouts
+from tune_model.tune.options import TuneOptions
+from tune_model.tune.policy import policy_for
+from tune_model.tune.race import select_winner
+from tune_model.tune.records import Finalist, Refusal, Timing
+from tune_model.tune.target import Target
+from tune_model.tune.worker import DeviceWorker, open_workbench
+from tune_model.tune.workshop import InterruptedRaceError, Workshop
+
+__all__ = ["WinnerLostError", "tune", "tune_with"]
+
+_AHEAD: Final = 8
+"""Queued builds per build process: enough that none idles while a race is measured."""
+
+
+class WinnerLostError(TuneModelError):
+    """The records name a winner whose machine code is gone and cannot be built again."""
+
+
+def tune(plan: Plan, target: Target, options: TuneOptions, report: Callable[[Event], None]) -> Tuning:
+    """Tune every task of a plan on this machine.
+
+    The first Ctrl-C lets the candidate in flight finish and returns what there is (`Tuning.stopped`); a second one
+    raises `KeyboardInterrupt`.
+
+    Args:
+        plan: As extracted.
+        target: As probed.
+        options: Effort, budget, where records and kernels are.
+        report: Told what happens, in this thread.
+
+    Raises:
+        RecordsError: The records cannot be opened or written.
+        StoreError: Built kernels cannot be written.
+    """
+    device: Device
+    if options.isolate:
+        device = DeviceWorker(target, options.device_index)
+    else:
+        device = open_workbench(target, options.device_index)
+    return tune_with(plan, Workshop(families_for(target), target, device, options, report))
+
+
+def tune_with(plan: Plan, shop: Workshop) -> Tuning:
+    """Tune with given equipment, which is closed at the end."""
+    with closing(shop), _interruptible(shop.stop):
+        return _Run(plan, shop).run()
+
+
+class _Run:
+    """One run over a plan."""
+
+    def __init__(self, plan: Plan, shop: Workshop) -> None:
+        self.plan = plan
+        self.shop = shop
+        self.stopped: Literal["", "budget", "interrupted"] = ""
+        sizes = program_bytes(plan)
+        self.contests: list[Contest] = []
+        for task in plan.tasks:
+            largest = max((sizes[site.program] for site in task.sites), default=0)
+            self.contests.append(Contest(task, policy_for(shop.target, largest), shop))
+
+    def run(self) -> Tuning:
+        shop = self.shop
+        self._announce()
+        for index, contest in enumerate(self.contests):
+            self._race(index, contest)
+        settlement = settle_layouts(self.plan, {c.planned.key: _finalists(c) for c in self.contests})
+        code: dict[str, bytes] = {}
+        choices = tuple(self._choose(contest, settlement, code) for contest in self.contests)
+        seconds = time.monotonic() - shop.started
+        shop.report(TuneFinished(shop.builds, shop.measured, seconds, self.stopped))
+        return Tuning(
+            plan=settlement.plan,
+            target=shop.target,
+            choices=choices,
+            code=dict(sorted(code.items())),
+            builds=shop.builds,
+            measured=shop.measured,
+            seconds=seconds,
+            stopped=self.stopped,
+        )
+
+    def _announce(self) -> None:
+        shop = self.shop
+        if shop.records.moved_to is not None:
+            shop.report(RecordsDamaged(str(shop.records.moved_to), shop.records.rescued))
+        open_contests = [contest for contest in self.contests if contest.outcome is None]
+        candidates = sum(len(contest.candidates) for contest in open_contests)
+        seconds = estimate_seconds(shop.target, len(open_contests), candidates, shop.options.build_workers)
+        total = sum(len(contest.candidates) for contest in self.contests)
+        replayed = len(self.contests) - len(open_contests)
+        shop.report(TuneStarted(len(self.contests), total, replayed, seconds if open_contests else 0.0))
+
+    def _race(self, index: int, contest: Contest) -> None:
+        """Run one race unless its outcome is known or the run has to stop."""
+        shop = self.shop
+        planned = contest.planned
+        started = time.monotonic()
+        shop.report(TaskStarted(index, planned.key, planned.label, len(contest.candidates)))
+        replayed = contest.outcome is not None
+        if not replayed and not self.stopped:
+            if shop.out_of_time:
+                self.stopped = "budget"
+            else:
+                self._feed(index)
+                try:
+                    contest.run()
+                except InterruptedRaceError:
+                    self.stopped = "interrupted"
+        best = select_winner(_finalists(contest))
+        baseline_us = _finalists(contest)[0].median_us
+        seconds = time.monotonic() - started
+        status = _status(contest, best)
+        shop.report(
+            TaskDone(index, planned.key, best.candidate, best.median_us, baseline_us, seconds, replayed, status)
+        )
+
+    def _feed(self, index: int) -> None:
+        """Queue builds of the races to come, so that no build process idles while this one is measured."""
+        if not self.shop.overlap:
+            return
+        for contest in self.contests[index:]:
+            if contest.outcome is None:
+                contest.prefetch()
+            if self.shop.pool.queued >= _AHEAD * self.shop.options.build_workers:
+                return
+
+    def _choose(self, contest: Contest, settlement: Settlement, code: dict[str, bytes]) -> Choice:
+        """Assemble a task's choice from the records and the store; adds the winner's code."""
+        key = contest.planned.key
+        winner = settlement.winners[key]
+        built = contest.builds.obtain(winner.candidate)
+        if isinstance(built, Rejected):
+            msg = (
+                f"{contest.planned.label}: the recorded winner {label(winner.candidate)} no longer builds "
+                f"({built.reason}: {built.detail}); tune again with --recheck"
+            )
+            raise WinnerLostError(msg)
+        code |= built.code
+        rows = contest.rows()
+        rejections = [*contest.refused, *((r.candidate, r.rejected) for r in rows if isinstance(r, Refusal))]
+        if key in settlement.passed_over:
+            rejections.append(settlement.passed_over[key])
+        return Choice(
+            task=key,
+            winner=winner.candidate,
+            kernel=built.kernel,
+            median_us=winner.median_us,
+            baseline_us=_finalists(contest)[0].median_us,
+            gain_low=winner.gain_low,
+            gain_high=winner.gain_high,
+            measurements=tuple(_measurement(row) for row in rows if isinstance(row, Timing)),
+            rejections=tuple(dict.fromkeys(rejections)),
+            status=_status(contest, winner),
+        )
+
+
+def _finalists(contest: Contest) -> tuple[Finalist, ...]:
+    """Return a race's finalists; of a task that was not or could not be raced the extern alone, without a time."""
+    if contest.outcome is not None and contest.outcome.finalists:
+        return contest.outcome.finalists
+    return (Finalist(contest.baseline, (), 0.0, 1.0, 1.0, 1.0, 1, unconditional=False),)
+
+
+def _status(contest: Contest, winner: Finalist) -> str:
+    if contest.outcome is None:
+        return "not searched"
+    if contest.outcome.failed:
+        return f"failed: {contest.outcome.failed}"
+    return "no gain" if winner.candidate == contest.baseline else "tuned"
+
+
+def _measurement(timing: Timing) -> Measurement:
+    return Measurement(
+        timing.candidate,
+        timing.median_us,
+        timing.low_us,
+        timing.high_us,
+        timing.samples,
+        timing.stage,
+        timing.error,
+        timing.disturbed,
+    )
+
+
+@contextmanager
+def _interruptible(stop: threading.Event) -> Iterator[None]:
+    """Turn the first Ctrl-C into a request to stop; the second is Python's own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def request(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, request)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -36,10 +36,19 @@ class CpuCalls:
         self.estimate_us = min(self._batch(1) for _ in range(3))
 
     def sample(self, length_us: float) -> float:
-        """Return the lowest time per call over about `length_us`."""
+        """Return the lowest time per call over about `length_us`, but at least two batches."""
         batch = max(1, round(_TICKS_US / max(self.estimate_us, 0.1)))
-        repeats = max(2, min(50, round(length_us / max(self.estimate_us * batch, 0.1))))
-        return min(self._batch(batch) for _ in range(repeats))
+        lowest = self._batch(batch)
+        spent = lowest * batch
+        while True:
+            time_us = self._batch(batch)
+            lowest = min(lowest, time_us)
+            spent += time_us * batch
+            if spent >= length_us:
+                break
+        # The first estimate may have met a busy moment, and the batch with it.
+        self.estimate_us = min(self.estimate_us, lowest)
+        return lowest
 
     def _batch(self, calls: int) -> float:
         run, copies, turn = self.run, self.copies, self.turn

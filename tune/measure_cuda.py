@@ -16,6 +16,7 @@ import torch
 
 from tune_model.tune.device import Samples
 from tune_model.tune.interval import drifted
+from tune_model.tune.nvml import Nvml
 from tune_model.tune.policy import Rung
 
 __all__ = ["CudaCalls", "CudaStopwatch"]
@@ -52,6 +53,7 @@ class CudaStopwatch:
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
         self.last_used = 0.0
+        self.nvml = Nvml(str(torch.cuda.get_device_properties(device).uuid))
 
     def prepare(self, run: Callable[[int], None], copies: int) -> CudaCalls:
         """Capture a candidate that has run at least once.
@@ -99,12 +101,13 @@ class CudaStopwatch:
                     start = self._mark()
                     contenders[index].graph.replay()
                     marks.append((index, start, self._mark()))
+            slowed = self.nvml.is_slowed() is True  # while the GPU is still at it
             self.stream.synchronize()
         self.last_used = time.monotonic()
         times: list[list[float]] = [[] for _ in contenders]
         for index, start, end in marks:
             times[index].append(start.elapsed_time(end) * 1000.0 / contenders[index].calls)
-        disturbed = drifted(times[0])
+        disturbed = drifted(times[0]) or slowed
         return [Samples(tuple(us), disturbed) for us in times]
 
     def context(self) -> AbstractContextManager[None]:

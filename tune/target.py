@@ -5,7 +5,13 @@ Probing is in `probe`; this is what the probes return.
 
 import msgspec
 
-__all__ = ["CpuTarget", "CudaTarget", "Target"]
+from tune_model.runtime.errors import TuneModelError
+
+__all__ = ["CpuTarget", "CudaTarget", "Target", "TargetError"]
+
+
+class TargetError(TuneModelError):
+    """The target is unknown, or this machine is not it."""
 
 
 class CudaTarget(msgspec.Struct, frozen=True, tag="cuda"):

@@ -30,9 +30,10 @@ from tune_model.tune.families import families_for
 from tune_model.tune.layouts import Settlement, settle_layouts
 from tune_model.tune.options import TuneOptions
 from tune_model.tune.policy import policy_for
+from tune_model.tune.probe_cuda import require_gpu
 from tune_model.tune.race import select_winner
 from tune_model.tune.records import Finalist, Refusal, Timing
-from tune_model.tune.target import Target
+from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.worker import DeviceWorker, open_workbench
 from tune_model.tune.workshop import InterruptedRaceError, Workshop
 
@@ -61,7 +62,10 @@ def tune(plan: Plan, target: Target, options: TuneOptions, report: Callable[[Eve
     Raises:
         RecordsError: The records cannot be opened or written.
         StoreError: Built kernels cannot be written.
+        TargetError: The target is a GPU that this machine does not have.
     """
+    if isinstance(target, CudaTarget):
+        require_gpu(target, options.device_index)
     device: Device
     if options.isolate:
         device = DeviceWorker(target, options.device_index)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from tune_model.extract.request import ExportedSource, FactorySource, ModelSource, Request, TransformersSource
-from tune_model.package.manifest import ModelFacts
-from tune_model.package.tensors import element_bytes
+from tune_model.package.format.manifest import ModelFacts
+from tune_model.package.format.tensors import element_bytes
 from tune_model.runtime.kernel import CpuLaunch, CudaLaunch, Kernel
 from tune_model.runtime.program import Program
 from tune_model.runtime.replay import Entry, Replay

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from tune_model.package.contents import code_kinds
-from tune_model.package.members import kernel_member
+from tune_model.package.format.members import kernel_member
+from tune_model.package.format.records import ChoiceRecord, NoteRecord, TaskRecord
+from tune_model.package.format.tensors import element_bytes
 from tune_model.package.read import Artifact
-from tune_model.package.records import ChoiceRecord, NoteRecord, TaskRecord
-from tune_model.package.tensors import element_bytes
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.kernel import CpuLaunch, CudaLaunch
 from tune_model.runtime.program import Apply, Program, Ref, TensorType

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
-from tune_model.package.archive import ARCHIVE_START
-from tune_model.package.members import FOLDERS, MANIFEST, limit_of
+from tune_model.package.format.archive import ARCHIVE_START
+from tune_model.package.format.members import FOLDERS, MANIFEST, limit_of
 from tune_model.runtime.errors import TuneModelError
 
 __all__ = ["ArtifactFormat", "OutputError", "check_output", "choose_format", "staged"]

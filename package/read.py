@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tune_model.package.archive import read_archive
-from tune_model.package.consistency import check_constants, check_program, check_replay
 from tune_model.package.contents import code_kinds
-from tune_model.package.manifest import Manifest, decode_manifest
-from tune_model.package.members import (
+from tune_model.package.format.archive import read_archive
+from tune_model.package.format.consistency import check_constants, check_program, check_replay
+from tune_model.package.format.manifest import Manifest, decode_manifest
+from tune_model.package.format.members import (
     CONFIG,
     CONSTANTS,
     FOLDERS,
@@ -34,9 +34,9 @@ from tune_model.package.members import (
     limit_of,
     program_name,
 )
-from tune_model.package.records import Record, read_records
-from tune_model.package.tensors import Listed, list_tensors, read_tensors
-from tune_model.package.wire import ArtifactError, decode
+from tune_model.package.format.records import Record, read_records
+from tune_model.package.format.tensors import Listed, list_tensors, read_tensors
+from tune_model.package.format.wire import ArtifactError, decode
 from tune_model.runtime.program import Program
 from tune_model.runtime.replay import Replay
 

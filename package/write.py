@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import tune_model
-from tune_model.package.archive import ArchiveWriter
 from tune_model.package.contents import (
     ArtifactContents,
     build_replay,
@@ -22,8 +21,9 @@ from tune_model.package.contents import (
     weight_sources,
 )
 from tune_model.package.fingerprints import to_run, to_stay_optimal
-from tune_model.package.manifest import SCHEMA, FileFacts, Manifest, encode_manifest, seal
-from tune_model.package.members import (
+from tune_model.package.format.archive import ArchiveWriter
+from tune_model.package.format.manifest import SCHEMA, FileFacts, Manifest, encode_manifest, seal
+from tune_model.package.format.members import (
     CONFIG,
     CONSTANTS,
     MANIFEST,
@@ -35,11 +35,11 @@ from tune_model.package.members import (
     limit_of,
     program_member,
 )
+from tune_model.package.format.records import write_records
+from tune_model.package.format.tensors import tensor_chunks, tensors_size
+from tune_model.package.format.wire import encode
 from tune_model.package.output import ArtifactFormat, choose_format, staged
 from tune_model.package.read import open_artifact
-from tune_model.package.records import write_records
-from tune_model.package.tensors import tensor_chunks, tensors_size
-from tune_model.package.wire import encode
 
 __all__ = ["write_artifact"]
 

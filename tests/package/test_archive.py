@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tune_model.package import archive
-from tune_model.package.archive import ALIGNMENT, ArchiveWriter, Stored, read_archive
-from tune_model.package.wire import ArtifactError
+from tune_model.package.format import archive
+from tune_model.package.format.archive import ALIGNMENT, ArchiveWriter, Stored, read_archive
+from tune_model.package.format.wire import ArtifactError
 
 MEMBERS = {"config.yaml": b"a: 1\n", "constants.safetensors": bytes(range(256)) * 9, "report.html": b""}
 

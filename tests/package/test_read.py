@@ -11,9 +11,9 @@ import handmade
 import pytest
 from forge import Files, edit_json, files_of, rehash, write_archive, write_folder
 
-from tune_model.package.manifest import decode_manifest
+from tune_model.package.format.manifest import decode_manifest
+from tune_model.package.format.wire import ArtifactError
 from tune_model.package.read import open_artifact
-from tune_model.package.wire import ArtifactError
 from tune_model.runtime.program import fingerprint
 
 FORM = fingerprint(handmade.FORM)

@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from tune_model.package.tensors import list_tensors, read_tensors, tensor_chunks, tensors_size
-from tune_model.package.wire import ArtifactError
+from tune_model.package.format.tensors import list_tensors, read_tensors, tensor_chunks, tensors_size
+from tune_model.package.format.wire import ArtifactError
 
 TENSORS = {
     "f32": torch.randn(3, 5),

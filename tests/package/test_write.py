@@ -10,9 +10,9 @@ import torch
 from forge import files_of
 
 from tune_model.extract.request import TransformersSource
+from tune_model.package.format.wire import ArtifactError
 from tune_model.package.output import OutputError, check_output
 from tune_model.package.read import open_artifact
-from tune_model.package.wire import ArtifactError
 from tune_model.package.write import write_artifact
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from tune_model.package.archive import ArchiveWriter
-from tune_model.package.manifest import FileFacts, decode_manifest, encode_manifest, seal
+from tune_model.package.format.archive import ArchiveWriter
+from tune_model.package.format.manifest import FileFacts, decode_manifest, encode_manifest, seal
 from tune_model.package.read import open_artifact
 
 Files = dict[str, bytes]

@@ -7,8 +7,8 @@ in vain. Which operators may be called is the runtime's to say (`runtime.operato
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from tune_model.package.tensors import DTYPES, Listed
-from tune_model.package.wire import ArtifactError
+from tune_model.package.format.tensors import DTYPES, Listed
+from tune_model.package.format.wire import ArtifactError
 from tune_model.runtime.expression import Dim, ExpressionError, symbols
 from tune_model.runtime.kernel import Aligned, CpuLaunch, CudaLaunch, Integer, Kernel, Pointer
 from tune_model.runtime.program import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from tune_model.package.wire import ArtifactError, decode
+from tune_model.package.format.wire import ArtifactError, decode
 
 if TYPE_CHECKING:
     import torch

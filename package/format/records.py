@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from tune_model.extract.task import PlannedTask, Skipped
-from tune_model.package.wire import ArtifactError, decode, encode
+from tune_model.package.format.wire import ArtifactError, decode, encode
 from tune_model.tune.candidate import Candidate, Rejected
 from tune_model.tune.choice import Choice, Measurement, Tuning
 

@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Iterable
 from typing import BinaryIO, Final, NamedTuple
 
-from tune_model.package.members import MEMBERS_AT_MOST, limit_of
-from tune_model.package.wire import ArtifactError
+from tune_model.package.format.members import MEMBERS_AT_MOST, limit_of
+from tune_model.package.format.wire import ArtifactError
 
 __all__ = ["ALIGNMENT", "ARCHIVE_START", "ArchiveWriter", "Stored", "read_archive"]
 

@@ -11,8 +11,8 @@ import msgspec
 
 from tune_model.extract.request import Request
 from tune_model.package.fingerprints import ToRun, ToStayOptimal
-from tune_model.package.members import MANIFEST, MEMBERS_AT_MOST, REQUIRED, limit_of, program_name
-from tune_model.package.wire import ArtifactError, decode, encode
+from tune_model.package.format.members import MANIFEST, MEMBERS_AT_MOST, REQUIRED, limit_of, program_name
+from tune_model.package.format.wire import ArtifactError, decode, encode
 from tune_model.tune.target import Target
 
 __all__ = ["SCHEMA", "FileFacts", "Manifest", "ModelFacts", "decode_manifest", "digest", "encode_manifest", "seal"]

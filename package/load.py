@@ -1,0 +1,160 @@
+"""From an artifact to a model that runs: open it, compare machines, bind weights, load kernels.
+
+Imports no compiler, tracer or model library. Running a model runs the artifact's machine code: whoever loads one trusts
+its maker (docs/security.md).
+"""
+
+import os
+import stat
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tune_model.package.fingerprints import Comparison, Compatibility, CudaToRun, compatibility
+from tune_model.package.read import Artifact, open_artifact
+from tune_model.package.system import choose_device, probe_system
+from tune_model.runtime.errors import TuneModelError
+from tune_model.runtime.program import Call, Program
+
+if TYPE_CHECKING:
+    import torch
+
+    from tune_model.runtime.checkpoint import WeightSource
+    from tune_model.runtime.tuned import TunedModel
+
+__all__ = [
+    "OtherMachineError",
+    "TunedForOtherMachineWarning",
+    "WeightsNeededError",
+    "WritableByAllWarning",
+    "check_machine",
+    "check_operators",
+    "load",
+    "start",
+]
+
+
+class OtherMachineError(TuneModelError):
+    """The artifact's kernels cannot run on this machine.
+
+    Attributes:
+        comparisons: Everything that was compared, matching or not.
+    """
+
+    def __init__(self, message: str, comparisons: tuple[Comparison, ...]) -> None:
+        self.comparisons = comparisons
+        super().__init__(message)
+
+
+class WeightsNeededError(TuneModelError):
+    """The artifact holds no weights and the caller gave none."""
+
+
+class TunedForOtherMachineWarning(UserWarning):
+    """The artifact runs here, but its choices were measured on something else; tune again to be sure of the speed."""
+
+
+class WritableByAllWarning(UserWarning):
+    """Any user of this machine can change the artifact, and so the code that loading it runs."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    weights: "WeightSource | None" = None,
+    device: "str | torch.device | None" = None,
+    *,
+    strict: bool = False,
+    graphs: bool = True,
+) -> "TunedModel":
+    """Load a tuned model.
+
+    Args:
+        path: An artifact, a folder or a file.
+        weights: A module, a state dict, or a safetensors file or a folder of them, by the names of the checkpoint the
+            model was tuned for; not needed when the artifact has them inside.
+        device: Where to run; by default the first device of the kind it was tuned for.
+        strict: Raise `NotTunedError` for a shape nothing legal is tuned for, instead of running torch's operators.
+        graphs: Replay decode steps and repeated shapes as CUDA graphs.
+
+    Returns:
+        A model to call, or to `generate` with.
+
+    Raises:
+        ArtifactError: The artifact is damaged, foreign or of another version.
+        OtherMachineError: Its kernels cannot run here.
+        DeviceError: There is no such device.
+        WeightsNeededError: It holds no weights and none were given.
+        WeightError: The weights given do not fit.
+    """
+    return start(open_artifact(path), weights, device, strict=strict, graphs=graphs)
+
+
+def start(
+    artifact: Artifact,
+    weights: "WeightSource | None" = None,
+    device: "str | torch.device | None" = None,
+    *,
+    strict: bool = False,
+    graphs: bool = True,
+) -> "TunedModel":
+    """Make a model of an artifact that is open; arguments, result and errors as `load`'s."""
+    from tune_model.runtime.tuned import ModelParts, TunedModel
+
+    wanted = "cuda" if isinstance(artifact.manifest.must_match_to_run, CudaToRun) else "cpu"
+    chosen = choose_device(device, wanted)
+    check_machine(artifact, chosen)
+    check_operators(artifact)
+    source = artifact.weights() if weights is None else weights
+    if source is None:
+        raise WeightsNeededError(
+            f"{artifact.path}: holds no weights; pass weights= with a module, a state dict or a folder of safetensors "
+            f"(or tune with output.weights: embed)"
+        )
+    parts = ModelParts(tuple(artifact.programs.values()), artifact.constants(), artifact.replay, artifact.code)
+    return TunedModel(parts, source, chosen, strict=strict, graphs=graphs)
+
+
+def check_machine(artifact: Artifact, device: "torch.device") -> Compatibility:
+    """Compare the artifact's fingerprints with a device; warn where it runs but was tuned for something else.
+
+    Raises:
+        OtherMachineError: It cannot run there.
+    """
+    manifest = artifact.manifest
+    decision = compatibility(manifest.must_match_to_run, manifest.must_match_to_stay_optimal, probe_system(device))
+    if not decision.runs:
+        problems = _listed(c for c in decision.mismatches if c.to == "run")
+        message = f"{artifact.path}: was tuned for another machine: {problems}; load it there, or tune again here"
+        raise OtherMachineError(message, decision.comparisons)
+    if not decision.optimal:
+        message = f"{artifact.path}: was tuned on another machine: {_listed(decision.mismatches)}; tune again for speed"
+        warnings.warn(message, TunedForOtherMachineWarning, stacklevel=4)
+    if artifact.path.stat().st_mode & stat.S_IWOTH:
+        message = f"{artifact.path}: can be changed by every user of this machine, and holds code; chmod o-w it"
+        warnings.warn(message, WritableByAllWarning, stacklevel=4)
+    return decision
+
+
+def _listed(comparisons: Iterable[Comparison]) -> str:
+    return ", ".join(f"{c.field} is {c.found}, expected {c.expected}" for c in comparisons)
+
+
+def check_operators(artifact: Artifact) -> None:
+    """Resolve every operator that the artifact could ever call, so that none is refused halfway through a request.
+
+    Raises:
+        OperatorError: One is not on the runtime's list, or not in this torch.
+    """
+    from tune_model.runtime.operators import resolve
+
+    names = {call.op for program in artifact.programs.values() for call in _calls(program)}
+    for entries in artifact.replay.forms.values():
+        names |= {step.op for entry in entries for step in entry.kernel.steps if isinstance(step, Call)}
+    for name in sorted(names):
+        resolve(name)
+
+
+def _calls(program: Program) -> Iterable[Call]:
+    yield from (step for step in program.steps if isinstance(step, Call))
+    for form in program.forms.values():
+        yield from form.body

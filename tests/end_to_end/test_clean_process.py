@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import handmade
+import pytest
+import torch
+from clean_process import run_in_clean_process
+from safetensors.torch import save_file
+
+from tune_model.package.write import write_artifact
+
+LOAD_AND_RUN = """
+import torch
+import tune_model
+tuned = tune_model.load({artifact!r}, weights={weights!r})
+for rows in (1, 2, 16):
+    x = torch.linspace(-1, 1, rows * 8).reshape(rows, 8)
+    print(tuned(x).double().sum().item())
+assert tuned.coverage().totals()["miss"] == 0
+"""
+
+
+def expected() -> list[float]:
+    return [float(handmade.reference(torch.linspace(-1, 1, rows * 8).reshape(rows, 8)).sum()) for rows in (1, 2, 16)]
+
+
+@pytest.mark.parametrize("path", ["a.tuned", "a.tuned/"])
+def test_an_artifact_loads_and_runs_in_a_clean_process(tmp_path: Path, path: str):
+    artifact = write_artifact(f"{tmp_path}/{path}", handmade.contents())
+    save_file(handmade.weights(), tmp_path / "model.safetensors")
+    code = LOAD_AND_RUN.format(artifact=str(artifact), weights=str(tmp_path / "model.safetensors"))
+    done = run_in_clean_process(code)
+    assert done.returncode == 0, done.stderr
+    assert [float(line) for line in done.stdout.split()] == pytest.approx(expected(), rel=1e-5)
+
+
+def test_embedded_weights_need_nothing_else(tmp_path: Path):
+    artifact = write_artifact(tmp_path / "a.tuned", handmade.contents(weights=handmade.weights()))
+    done = run_in_clean_process(LOAD_AND_RUN.format(artifact=str(artifact), weights=None))
+    assert done.returncode == 0, done.stderr
+    assert [float(line) for line in done.stdout.split()] == pytest.approx(expected(), rel=1e-5)
+
+
+WATCHED = {
+    "a child process": ("import subprocess; subprocess.run(['/bin/true'])", 97),
+    "a shell": ("os.system('/bin/true')", 97),
+    "a file for writing": ("open('/tmp/x', 'w')", 98),
+    "Dynamo": ("sys.modules['torch._dynamo'] = sys", 1),
+    "a tracer": ("import transformers", 1),
+    "a child that Python does not see": (
+        "import ctypes; pid = ctypes.CDLL(None).fork()\nif pid == 0: os._exit(0)\nos.waitpid(pid, 0)",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "exit_code"), WATCHED.values(), ids=WATCHED)
+def test_the_watch_sees(code: str, exit_code: int):
+    assert run_in_clean_process(code).returncode == exit_code

@@ -12,7 +12,7 @@ from tune_model.runtime.layout import layout_of
 from tune_model.runtime.operators import resolve
 from tune_model.runtime.program import Cast, Concatenate, Pack, Program, Transform, Transpose, Weight
 
-__all__ = ["WeightError", "bind_weights"]
+__all__ = ["WeightError", "bind_weights", "pack_weight"]
 
 _ALIGNMENT = 64
 """Kernels may ask that a weight starts at such an address; torch's own allocations do."""
@@ -107,7 +107,16 @@ def _transform(tensors: list[Tensor], transforms: Iterable[Transform]) -> list[T
     return tensors
 
 
-def _pack(tensor: Tensor, layout: str) -> Tensor:
+def pack_weight(tensor: Tensor, layout: str) -> Tensor:
+    """Bring a matrix into a library's own layout.
+
+    Args:
+        tensor: Rows are outputs.
+        layout: As in `Pack`.
+
+    Raises:
+        WeightError: There is no such layout.
+    """
     kind, _, rows = layout.partition(":")
     if kind == "mkldnn" and not rows:
         packed: Tensor = resolve("mkldnn._reorder_linear_weight.default")(tensor.contiguous())
@@ -140,7 +149,7 @@ def _make(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint, device
         )
     packs = [t.layout for t in weight.transforms if isinstance(t, Pack)]
     if packs:
-        return _pack(tensor, packs[0])
+        return pack_weight(tensor, packs[0])
     if tensor.data_ptr() % _ALIGNMENT:
         tensor = tensor.clone()
     return tensor

@@ -1,4 +1,4 @@
-"""The little that is asked of NVIDIA's management library: driver version, highest clock, and whether the GPU throttles.
+"""The little that is asked of NVIDIA's management library: driver version, highest clock, whether the GPU throttles.
 
 Through ctypes, so that no package is needed and no process is started. What it does not answer is `None`.
 """

@@ -11,8 +11,8 @@ def probe_target(spec: str) -> Target:
     """Return the machine to tune for.
 
     Args:
-        spec: `auto` (a GPU if there is one, else the CPU), `cpu`, `cuda` (the GPU of this machine), or `cuda:sm_90`: the
-            GPU of this machine if it is of that architecture, else a typical one, for planning and compiling only.
+        spec: `auto` (a GPU if there is one, else the CPU), `cpu`, `cuda` (this machine's GPU), or `cuda:sm_90`: this
+            machine's GPU if it is of that architecture, else a typical one, for planning and compiling only.
 
     Raises:
         TargetError: No such target, or no GPU for `cuda`.

@@ -22,6 +22,7 @@ from tune_model.runtime.program import (
     Weight,
     fingerprint,
 )
+from tune_model.runtime.weights import pack_weight
 
 __all__ = ["Layouts", "apply_layouts", "relaid_form", "relay"]
 
@@ -114,8 +115,4 @@ def _transpose(type_: TensorType) -> TensorType:
 
 
 def _relay(value: torch.Tensor, layout: str) -> torch.Tensor:
-    if layout == TRANSPOSED:
-        return value.t().contiguous().t()
-    from tune_model.runtime.weights import pack_weight
-
-    return pack_weight(value, layout)
+    return value.t().contiguous().t() if layout == TRANSPOSED else pack_weight(value, layout)

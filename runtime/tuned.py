@@ -88,6 +88,17 @@ class TunedModel:
         self._cache_lock = threading.Lock()
         self._cache: KVCache | None = None
 
+    def executor(self, phase: str) -> Executor:
+        """Return what runs one program without graphs, for measuring and for callers with graphs of their own.
+
+        Raises:
+            InputError: There is no such program.
+        """
+        executor = self._executors.get(phase)
+        if executor is None:
+            raise InputError(f"the model has no program {phase!r}; it has {list(self.programs)}")
+        return executor
+
     def run(self, phase: str, inputs: Mapping[str, Tensor], **hints: int) -> dict[str, Tensor]:
         """Run one program.
 

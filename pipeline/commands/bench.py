@@ -1,0 +1,155 @@
+"""`tune-model bench ARTIFACT`: the tuned model beside eager PyTorch and `torch.compile`, interleaved in one run."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tune_model.pipeline.options import artifact_argument, weights_option
+
+if TYPE_CHECKING:
+    import torch
+
+    from tune_model.pipeline.bench.interleave import Timing
+    from tune_model.pipeline.bench.points import Point
+
+__all__ = ["command"]
+
+HELP = """Time the tuned model of ARTIFACT beside what you would run without it, in one process, interleaved.
+
+Peers on a GPU: eager, eager in a CUDA graph, torch.compile(mode="max-autotune"). On a CPU: eager, torch.compile with
+freezing. Every point of the workload's grid is timed; a peer's row says how much slower it is than the tuned model.
+
+\b
+  tune-model bench llama-3-8b.tuned
+  tune-model bench llama-3-8b.tuned --only decode --only "prefill batch=1 sequence=2048"
+  tune-model bench minilm.tuned --weights ./all-MiniLM-L6-v2 --save benchmarks/results/minilm.cpu.json
+
+With --save a long benchmark can run in parts: rows of points timed now replace their old ones, others stay.
+"""
+
+
+@click.command("bench", help=HELP)
+@artifact_argument
+@weights_option
+@click.option("--device", "device_name", default=None, help="Where to run; by default the kind it was tuned for.")
+@click.option("--only", multiple=True, metavar="POINT", help="Time only points whose name starts so; may be repeated.")
+@click.option("--rounds", default=50, show_default=True, type=click.IntRange(5, 10_000), help="Rounds per point.")
+@click.option("--no-compile", is_flag=True, help="Leave torch.compile out: it takes minutes for a large model.")
+@click.option("--save", "save_path", metavar="FILE", default=None, help="Write or update a benchmark result (JSON).")
+def command(  # noqa: PLR0913, PLR0917 - one parameter per option
+    artifact_path: str,
+    weights_path: str | None,
+    device_name: str | None,
+    only: tuple[str, ...],
+    rounds: int,
+    no_compile: bool,
+    save_path: str | None,
+) -> None:
+    """Time every point and print the table."""
+    from tune_model.package.load import load
+    from tune_model.package.read import open_artifact
+    from tune_model.pipeline.bench.interleave import interleave
+    from tune_model.pipeline.bench.original import build_original
+    from tune_model.pipeline.bench.points import contenders_at, points_of
+    from tune_model.pipeline.console import console
+
+    manifest = open_artifact(artifact_path).manifest
+    request = manifest.request
+    points = [p for p in points_of(request.phases) if not only or any(str(p).startswith(o) for o in only)]
+    if not points:
+        names = "; ".join(str(p) for p in points_of(request.phases))
+        raise click.UsageError(f"--only matches no point; there are: {names}")
+    out = console()
+    tuned_device = _device(device_name, manifest.target.__class__.__name__)
+    original = build_original(request, tuned_device, None if weights_path is None else Path(weights_path))
+    tuned = load(artifact_path, weights=original, device=tuned_device)
+    rows: list[dict[str, Any]] = []
+    for point in points:
+        contenders = contenders_at(point, tuned, original, request, compile_too=not no_compile)
+        timings = interleave(contenders, tuned.device, rounds=rounds)
+        out.print(_table(point, timings))
+        rows += [_row(point, timing) for timing in timings]
+        if save_path is not None:
+            _save(Path(save_path), manifest.name, tuned.device, rows)
+        del contenders
+        _free(tuned.device)
+
+
+def _device(name: str | None, target: str) -> "torch.device":
+    import torch
+
+    return torch.device(name or ("cuda" if target == "CudaTarget" else "cpu"))
+
+
+def _free(device: "torch.device") -> None:
+    import gc
+
+    import torch
+
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _table(point: "Point", timings: "tuple[Timing, ...]") -> Any:
+    from rich.table import Table
+
+    table = Table(title=str(point), title_justify="left")
+    for name in ("", "device time", "20 to 80 %", "wall time", "against tuned", "95 % interval"):
+        table.add_column(name, justify="right" if name else "left")
+    for timing in timings:
+        table.add_row(
+            timing.name,
+            f"{timing.median_ms:.3f} ms",
+            f"{timing.low_ms:.3f} to {timing.high_ms:.3f}",
+            f"{timing.wall_ms:.3f} ms",
+            f"{timing.ratio:.2f}x",
+            f"{timing.ratio_low:.2f} to {timing.ratio_high:.2f}",
+        )
+    return table
+
+
+def _row(point: "Point", timing: "Timing") -> dict[str, Any]:
+    import msgspec
+
+    return {"point": str(point), "phase": point.phase, **point.sizes, **msgspec.structs.asdict(timing)}
+
+
+def _save(path: Path, name: str, device: "torch.device", rows: list[dict[str, Any]]) -> None:
+    from tune_model.pipeline.bench.result import (
+        BenchmarkResult,
+        device_name,
+        library_versions,
+        merge_rows,
+        read_result,
+        today,
+        write_result,
+    )
+
+    old = read_result(path).rows if path.exists() else []
+    merged = merge_rows(old, rows, ("point", "name"))
+    arguments = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    result = BenchmarkResult(
+        name, device_name(device), library_versions(), today(), " ".join(arguments), merged, _summary(merged)
+    )
+    write_result(path, result)
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Flatten medians: `decode_b1_ms`, `decode_b1_ms_max_autotune`, `prefill_2048_ms`, `forward_b8_s128_ms`."""
+    summary = {}
+    for row in rows:
+        match row["phase"]:
+            case "decode":
+                key = f"decode_b{row['batch']}_ms"
+            case "prefill":
+                key = f"prefill_{row['sequence']}_ms"
+            case _:
+                key = "_".join(
+                    ["forward", *(f"{part[0]}{part.split('=')[1]}" for part in row["point"].split()[1:]), "ms"]
+                )
+        summary[key if row["name"] == "tuned" else f"{key}_{row['name']}"] = round(row["median_ms"], 4)
+    return dict(sorted(summary.items()))

@@ -3,7 +3,6 @@
 Probes only; what follows from the answers is in `fingerprints`. Starts no process and imports no compiler.
 """
 
-import ctypes
 import platform
 import re
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tune_model.package.fingerprints import CpuSystem, CudaSystem, System
 from tune_model.runtime.errors import TuneModelError
+from tune_model.tune.nvml import Nvml
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["DeviceError", "choose_device", "probe_system"]
 
 CPUINFO: Final = Path("/proc/cpuinfo")
-_NVML_CLOCK_SM: Final = 1
 
 
 class DeviceError(TuneModelError):
@@ -73,37 +72,13 @@ def _probe_cuda(device: "torch.device", version: str) -> CudaSystem:
     import torch
 
     facts = torch.cuda.get_device_properties(device)
-    clock, branch = _ask_nvml(f"GPU-{facts.uuid}")
+    nvml = Nvml(str(facts.uuid))
+    driver = nvml.driver_version()
     return CudaSystem(
         arch=facts.major * 10 + facts.minor,
         name=facts.name,
         sm_count=facts.multi_processor_count,
         torch=version,
-        max_clock_mhz=clock,
-        driver_branch=branch,
+        max_clock_mhz=nvml.max_clock_mhz(),
+        driver_branch=None if driver is None else driver.split(".", maxsplit=1)[0],
     )
-
-
-def _ask_nvml(uuid: str) -> tuple[int | None, str | None]:
-    """Return the highest SM clock and the driver's branch; `None` for what NVML does not tell.
-
-    Torch's order of devices is not NVML's, so the device is found by its identity.
-    """
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None, None  # a driver without its management library: nothing to ask
-    if nvml.nvmlInit_v2() != 0:
-        return None, None
-    try:
-        text = ctypes.create_string_buffer(96)
-        branch = None
-        if nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
-            branch = text.value.decode("ascii", "replace").split(".")[0]
-        handle, clock = ctypes.c_void_p(), ctypes.c_uint()
-        if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
-            return None, branch
-        known = nvml.nvmlDeviceGetMaxClockInfo(handle, _NVML_CLOCK_SM, ctypes.byref(clock)) == 0
-        return clock.value if known else None, branch
-    finally:
-        nvml.nvmlShutdown()

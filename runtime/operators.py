@@ -86,6 +86,10 @@ _DENIED = re.compile(
 )
 
 
+# Tagged as dynamic for the sake of one kind of argument (masks, counts on the device); programs use the other kinds.
+_SIZED_BY_ARGUMENTS = frozenset({"index", "one_hot", "repeat_interleave"})
+
+
 class OperatorError(TuneModelError):
     """A program calls an operator that the runtime does not execute."""
 
@@ -119,7 +123,8 @@ def _overload(op: str) -> Any:
         raise _refuse(op, "is not an operator overload")
     if not _returns_tensors(overload):
         raise _refuse(op, "does not return tensors")
-    if torch.Tag.dynamic_output_shape in overload.tags or torch.Tag.data_dependent_output in overload.tags:
+    dynamic = torch.Tag.dynamic_output_shape in overload.tags or torch.Tag.data_dependent_output in overload.tags
+    if dynamic and name not in _SIZED_BY_ARGUMENTS:
         raise _refuse(op, "has results whose sizes depend on data")
     return overload
 

@@ -159,9 +159,9 @@ class _Builder:
         return layout
 
     def append(self, steps: Sequence[PreparedStep], dead: Sequence[int], expected: Sequence[_Expected] = ()) -> None:
-        for step in steps[:-1]:
-            self.steps.append((step, (), ()))
-        self.steps.append((steps[-1], tuple(dead), tuple(expected)))
+        """Add steps; what the first one makes is checked before the others use it, values die after the last one."""
+        for i, step in enumerate(steps):
+            self.steps.append((step, tuple(dead) if i == len(steps) - 1 else (), tuple(expected) if i == 0 else ()))
 
     def call(self, call: Call, dead: Sequence[int]) -> None:
         made = [(name, self.declare(name)) for name in call.results if name is not None]
@@ -230,7 +230,7 @@ class _Builder:
         for step, names in zip(self.program.steps, self.last_uses(), strict=True):
             for name in _makes(step):
                 self.declare(name)
-            dead = [self.slots[name] for name in names]
+            dead = [self.slot(name) for name in names]
             if isinstance(step, Apply):
                 self.apply(step, dead)
             else:

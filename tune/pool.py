@@ -138,8 +138,10 @@ class BuildPool:
             return len(self._waiting)
 
     def close(self) -> None:
-        """Kill all children and drop what is queued."""
+        """Kill all children and drop what is queued; closing twice is fine."""
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             self._waiting.clear()
         if self._thread is not None:

@@ -25,7 +25,7 @@ from tune_model.runtime.program import (
     fingerprint,
 )
 from tune_model.tune.candidate import Built, Candidate, Config, Effort, Rejected
-from tune_model.tune.device import Bench, Passed, Samples
+from tune_model.tune.device import Bench, Device, Passed, Samples
 from tune_model.tune.policy import Rung
 from tune_model.tune.target import CpuTarget, Target
 
@@ -132,6 +132,45 @@ class RecordedDevice:
 
     def close(self) -> None:
         self.asked.append(("close", ""))
+
+
+class Hostile:
+    """A device that dies or hangs when a candidate's name says so."""
+
+    def __init__(self, inner: Device) -> None:
+        self.inner = inner
+
+    def open(self, bench: Bench) -> Passed | Rejected:
+        return self.inner.open(bench)
+
+    def check(self, candidate: Candidate, built: Built) -> Passed | Rejected:
+        if candidate.family == "aborts":
+            os.write(2, b"Assertion `false' failed.\n")
+            os.abort()
+        if candidate.family == "hangs":
+            time.sleep(1000)
+        return self.inner.check(candidate, built)
+
+    def time(self, candidate: Candidate, built: Built, rung: Rung) -> Samples | Rejected:
+        if candidate.family == "late":
+            os.abort()
+        return self.inner.time(candidate, built, rung)
+
+    def compare(self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung) -> tuple[Samples | Rejected, ...]:
+        if any(c.family == "late" for c, _ in candidates):
+            os.abort()
+        return self.inner.compare(candidates, rung)
+
+    def finish(self) -> None:
+        self.inner.finish()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def open_hostile(_target: Target, _index: int) -> Device:
+    """Open a hostile recorded device (in the child)."""
+    return Hostile(RecordedDevice({"aten": 10.0, "good": 5.0, "aborts": 1.0, "hangs": 1.0, "late": 1.0}))
 
 
 def linear_form() -> Form:

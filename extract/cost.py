@@ -1,0 +1,113 @@
+"""What one call of a concrete form costs at least: floating-point operations and bytes moved."""
+
+import math
+
+from tune_model.runtime.expression import Dim, evaluate
+from tune_model.runtime.program import Call, Form, Parameter, Ref
+
+__all__ = ["element_bytes", "flops", "size_bytes", "visible_keys"]
+
+_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+_MATMULS = frozenset({"aten.linear.default", "aten.mm.default", "aten.bmm.default", "aten.matmul.default"})
+_ATTENTION = frozenset(
+    {"aten.scaled_dot_product_attention.default", "tune_model.cached_attention", "tune_model.causal_attention"}
+)
+
+
+def element_bytes(dtype: str) -> int:
+    """Return the size of one element."""
+    return _BYTES.get(dtype, 1)
+
+
+def _sizes(shape: tuple[Dim, ...]) -> tuple[int, ...]:
+    return tuple(evaluate(s, {}) for s in shape)
+
+
+def _elements(parameter: Parameter) -> int:
+    """Count distinct elements: broadcast dims hold one."""
+    sizes = _sizes(parameter.type.shape)
+    strides = parameter.type.strides
+    if strides is None:
+        return math.prod(sizes)
+    return math.prod(n for n, s in zip(sizes, strides, strict=True) if s != 0)
+
+
+def _slots(form: Form) -> dict[str, Parameter]:
+    return {p.name: p for p in (*form.parameters, *form.results)}
+
+
+def _operands(call: Call, slots: dict[str, Parameter]) -> list[Parameter]:
+    return [slots[a.name] for a in call.args if isinstance(a, Ref) and a.name in slots]
+
+
+def visible_keys(form: Form) -> int:
+    """Return how many keys a query of an attention form sees, at the positions the form is measured with."""
+    slots = _slots(form)
+    for call in form.body:
+        if call.op not in _ATTENTION:
+            continue
+        q, k, *_ = _operands(call, slots)
+        length = _sizes(k.type.shape)[2]
+        if call.op == "tune_model.cached_attention":
+            positions = next((p for p in _operands(call, slots)[3:4]), None)
+            if positions is not None and positions.values is not None:
+                length = min(length, evaluate(positions.values.high, {}) + 1)
+        window = call.args[5] if len(call.args) > 5 and call.op != "tune_model.causal_attention" else None
+        if call.op == "tune_model.causal_attention":
+            window = call.args[4] if len(call.args) > 4 else None
+        if isinstance(window, int) and call.op.startswith("tune_model."):
+            length = min(length, window)
+        del q
+        return length
+    return 0
+
+
+def _attention_flops(form: Form, call: Call) -> int:
+    q, _, v, *_ = _operands(call, _slots(form))
+    batch, heads, queries, depth = _sizes(q.type.shape)
+    keys = visible_keys(form)
+    work = 2 * batch * heads * queries * keys * (depth + _sizes(v.type.shape)[3])
+    causal = call.op == "tune_model.causal_attention" or (len(call.args) > 5 and call.args[5] is True)
+    return work // 2 if causal and keys == queries else work
+
+
+def flops(form: Form) -> int:
+    """Return the floating-point operations of one call; what is no matmul counts one per element and step."""
+    slots = _slots(form)
+    widest = max((math.prod(_sizes(p.type.shape)) for p in (*form.parameters, *form.results)), default=0)
+    if form.kind == "matmul":
+        widest = math.prod(_sizes(form.results[0].type.shape))
+    total = 0
+    for call in form.body:
+        if call.op in _ATTENTION:
+            total += _attention_flops(form, call)
+        elif call.op in _MATMULS:
+            left, right, *_ = _operands(call, slots)
+            rows = math.prod(_sizes(left.type.shape))
+            columns = _sizes(right.type.shape)[0 if call.op == "aten.linear.default" else -1]
+            total += 2 * rows * columns
+        elif not call.op.startswith(("aten.slice", "aten.expand", "tune_model.")):
+            total += widest
+    return total
+
+
+def size_bytes(form: Form) -> int:
+    """Return the least traffic of one call: every input read once, every output written once.
+
+    Of a cache only what the queries see is read, and what is appended is written.
+    """
+    total = sum(
+        _elements(p) * element_bytes(p.type.dtype) for p in (*form.parameters, *form.results) if p.role != "cache"
+    )
+    caches = [p for p in form.parameters if p.role == "cache"]
+    if not caches:
+        return total
+    reads = any(c.op == "tune_model.cached_attention" for c in form.body)
+    for cache in caches:
+        batch, heads, _, depth = _sizes(cache.type.shape)
+        if reads:
+            total += batch * heads * visible_keys(form) * depth * element_bytes(cache.type.dtype)
+    for call in form.body:
+        if call.op == "tune_model.append_kv":
+            total += sum(_elements(p) * element_bytes(p.type.dtype) for p in _operands(call, _slots(form))[2:4])
+    return total

@@ -1,0 +1,165 @@
+"""The loops of a region in canonical order, neighbours joined: a linear over (batch, sequence) has one row loop.
+
+Loops are ordered as memory runs through the widest result, the reduced loop last. Two neighbours are joined when every
+value runs over both or neither and every operand has them back to back in memory.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tune_model.extract.algebra import Polynomial, polynomial
+from tune_model.extract.layout import strides_of
+from tune_model.extract.regions.axes import Axes, Misfit, tensor_refs
+from tune_model.extract.regions.vocabulary import OpClass, classify
+from tune_model.runtime.expression import Dim, evaluate, symbols
+from tune_model.runtime.program import Call, TensorType
+
+__all__ = ["Loops", "Track", "find_loops"]
+
+ONE = polynomial(1)
+ZERO = polynomial(0)
+
+
+class Track(NamedTuple):
+    """How one value runs over one loop: over how many elements, and how far apart (operands and results)."""
+
+    size: Polynomial
+    stride: Polynomial
+
+
+class Loops:
+    """The loops of a region.
+
+    Attributes:
+        count: How many there are; a matmul's sum is not among them.
+        reduced: Whether the last one is reduced or normalised over.
+        lead: For matmuls: how many loops lie before the columns (and, in a batched one, before the rows).
+    """
+
+    def __init__(self, axes: Axes, types: Mapping[str, TensorType], groups: tuple[tuple[int, ...], ...]) -> None:
+        self._axes = axes
+        self._types = types
+        self._group = {place: i for i, places in enumerate(groups) for place in places}
+        self._inner = {places[-1] for places in groups if places}
+        self.count = len(groups)
+        self.reduced = bool(groups) and any(axes.place(a) == groups[-1][-1] for a in _atoms(axes) if a in axes.reduced)
+
+    def index(self, axis: int) -> int | None:
+        """Return which loop an axis belongs to; `None` for a matmul's sum."""
+        return self._group.get(self._axes.place(axis))
+
+    def tracks(self, name: str) -> list[Track | None]:
+        """Return how a value runs over each loop; `None` where it does not."""
+        found: list[Track | None] = [None] * self.count
+        for axis, stride in places_of(self._axes, self._types, name):
+            at = self.index(axis)
+            if at is None:
+                continue
+            known = found[at]
+            size = self._axes.size(axis) * (ONE if known is None else known.size)
+            is_inner = known is None or self._axes.place(axis) in self._inner
+            found[at] = Track(size, stride if is_inner or known is None else known.stride)
+        return found
+
+
+def _atoms(axes: Axes) -> set[int]:
+    return {a for name in axes.values for d in axes.dims(name) for a in d}
+
+
+def places_of(axes: Axes, types: Mapping[str, TensorType], name: str) -> list[tuple[int, Polynomial]]:
+    """Return a value's axes with their strides, innermost axis of each dim first."""
+    found: list[tuple[int, Polynomial]] = []
+    type_ = types[name]
+    for dim, stride in zip(axes.dims(name), strides_of(type_), strict=True):
+        run = polynomial(stride)
+        for axis in reversed(dim):
+            found.append((axis, run))
+            run *= axes.size(axis)
+    return found
+
+
+def _magnitude(dim: Dim) -> int:
+    """Evaluate a stride with every symbol somewhere in the thousands, to compare strides by size."""
+    return evaluate(dim, {s: 1000 + zlib.crc32(s.encode()) % 1000 for s in symbols(dim)})
+
+
+def _in_memory_order(axes: Axes, types: Mapping[str, TensorType], name: str) -> list[int]:
+    """Return the places of a value, outermost in memory first; broadcast ones stay where they are among the dims."""
+    found = places_of(axes, types, name)
+    if any(stride == ZERO for _, stride in found):
+        return [axes.place(a) for d in axes.dims(name) for a in d]
+    position = {a: i for i, a in enumerate(a for d in axes.dims(name) for a in d)}
+    ranked = sorted(found, key=lambda f: (-_magnitude(f[1].dim), position[f[0]]))
+    return [axes.place(a) for a, _ in ranked]
+
+
+def _order(
+    axes: Axes, types: Mapping[str, TensorType], calls: Sequence[Call], results: Sequence[str], operands: Sequence[str]
+) -> list[int]:
+    matmul = next((c for c in calls if classify(c) is OpClass.MATMUL), None)
+    if matmul is not None:
+        name = matmul.results[0] or ""
+        order = _in_memory_order(axes, types, name)
+        columns = [axes.place(a) for a in axes.dims(name)[-1]]
+        rows = [] if matmul.op == "aten.linear.default" else [axes.place(a) for a in axes.dims(name)[-2]]
+        ends = [*rows, *columns]
+        return [p for p in order if p not in ends] + ends
+    made = [r for c in calls for r in c.results if r is not None]
+    widest = max([*results, *made, *operands], key=lambda n: len(axes.places(n)))
+    order = _in_memory_order(axes, types, widest)
+    reduced = {axes.place(a) for a in _atoms(axes) if a in axes.reduced}
+    if len(reduced) > 1:
+        raise Misfit("reductions over different loops")
+    return [p for p in order if p not in reduced] + [p for p in order if p in reduced]
+
+
+def _joinable(axes: Axes, types: Mapping[str, TensorType], outer: int, inner: int, operands: Sequence[str]) -> bool:
+    for name in axes.values:
+        places = axes.places(name)
+        if (outer in places) != (inner in places):
+            return False
+    for name in operands:
+        strides = {axes.place(a): (s, axes.size(a)) for a, s in places_of(axes, types, name)}
+        if outer in strides and strides[outer][0] != strides[inner][0] * strides[inner][1]:
+            return False
+    return True
+
+
+def _plain(axes: Axes) -> set[int]:
+    """Return the places that one axis has for itself and that may be joined."""
+    by_place: dict[int, set[int]] = {}
+    for atom in _atoms(axes):
+        by_place.setdefault(axes.place(atom), set()).add(atom)
+    return {p for p, atoms in by_place.items() if len(atoms) == 1 and not any(axes.is_solid(a) for a in atoms)}
+
+
+def find_loops(
+    axes: Axes, types: Mapping[str, TensorType], calls: Sequence[Call], results: Sequence[str], operands: Sequence[str]
+) -> Loops:
+    """Return the loops of calls whose axes are known.
+
+    Raises:
+        Misfit: A value runs over a loop that the widest value does not have.
+    """
+    order = _order(axes, types, calls, results, operands)
+    summed: set[int] = set()
+    for call in calls:
+        if classify(call) is OpClass.MATMUL:
+            summed |= {axes.place(a) for a in axes.dims(tensor_refs(call.args)[0])[-1]}
+    covered = set(order)
+    if any(axes.places(name) - covered - summed for name in axes.values):
+        raise Misfit("no value runs over all loops")
+    plain = _plain(axes)
+    groups: list[list[int]] = []
+    for place in order:
+        if (
+            groups
+            and place in plain
+            and groups[-1][-1] in plain
+            and _joinable(axes, types, groups[-1][-1], place, operands)
+        ):
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return Loops(axes, types, tuple(tuple(g) for g in groups))

@@ -1,0 +1,97 @@
+"""Pointwise regions: what is left of pointwise chains, with the slices, joins and transposes inside them."""
+
+from collections.abc import Collection
+
+from tune_model.extract.algebra import Polynomial, polynomial
+from tune_model.extract.regions.partition import Formed, Partition
+from tune_model.extract.regions.vocabulary import OpClass
+from tune_model.extract.rewrite.graph import READ_BY_CALLER, refs
+from tune_model.runtime.expression import product
+
+__all__ = ["form_pointwise"]
+
+MAX_RESULTS = 4
+MAX_STEPS = 64
+_MEMBERS = frozenset({OpClass.POINTWISE, OpClass.COPY, OpClass.JOIN})
+_CHEAP = frozenset(
+    f"aten.{n}"
+    for n in (
+        "to.dtype",
+        "neg.default",
+        "add.Tensor",
+        "add.Scalar",
+        "sub.Tensor",
+        "sub.Scalar",
+        "mul.Tensor",
+        "mul.Scalar",
+    )
+)
+
+
+def form_pointwise(partition: Partition) -> None:
+    """Form regions of the free pointwise steps, in program order, each as large as it gets."""
+    for index, kind in enumerate(partition.classes):
+        if kind in _MEMBERS and partition.is_free(index):
+            formed = partition.try_form("pointwise", (index,))
+            if formed is not None:
+                partition.accept(_grow(partition, formed))
+
+
+def _grow(partition: Partition, formed: Formed) -> Formed:
+    tried: set[int] = set()
+    members = set(formed.members)
+    while len(members) < MAX_STEPS:
+        step = _neighbour(partition, members, tried)
+        if step is None:
+            break
+        tried.add(step)
+        grown = partition.try_form("pointwise", {*members, step})
+        if grown is not None and len(grown.region.results) <= MAX_RESULTS:
+            formed, members = grown, set(grown.members)
+            tried = set()
+    return formed
+
+
+def _neighbour(partition: Partition, members: Collection[int], tried: set[int]) -> int | None:
+    """Return the first free pointwise step that reads the region, or makes what it reads, over as many elements."""
+    found: set[int] = set()
+    for index in members:
+        step = partition.graph.steps[index]
+        for name in refs(step):
+            maker = partition.maker(name)
+            if maker is not None and _same_work(partition, maker, index):
+                found.add(maker)
+        for result in step.results:
+            for reader in partition.readers(result) if result is not None else ():
+                if _same_work(partition, index, reader):
+                    found.add(reader)
+    fitting = [
+        i
+        for i in found
+        if i not in members and i not in tried and partition.is_free(i) and partition.classes[i] in _MEMBERS
+    ]
+    return min(fitting, default=None)
+
+
+def _same_work(partition: Partition, maker: int, reader: int) -> bool:
+    """Say whether a step's values are read without being broadcast: joining must not compute anything twice.
+
+    A slice or a join changes the number of elements too, but computes none of them twice. What only this reader needs
+    and costs next to nothing (a cast, a sign, a sum) may be computed once per reader's element.
+    """
+    if reader == READ_BY_CALLER:
+        return False
+    if OpClass.JOIN in {partition.classes[maker], partition.classes[reader]}:
+        return True
+    steps = partition.graph.steps
+    if not steps[maker].results or not steps[reader].results:
+        return False
+    made = _elements(partition, steps[maker].results[0] or "")
+    asked = _elements(partition, steps[reader].results[0] or "")
+    if made.over(asked) is not None:
+        return True
+    return steps[maker].op in _CHEAP and partition.readers(steps[maker].results[0] or "") == [reader]
+
+
+def _elements(partition: Partition, name: str) -> Polynomial:
+    return polynomial(product(partition.graph.type(name).shape))

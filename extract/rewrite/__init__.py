@@ -1,0 +1,37 @@
+"""Raw programs to simpler raw programs: one pass a file, each `Program -> Program`, in the order of `rewrite`."""
+
+from collections.abc import Callable
+
+from tune_model.extract.rewrite.grouped_query import recognise_grouped_queries
+from tune_model.extract.rewrite.linears import merge_linears, spell_linears
+from tune_model.extract.rewrite.norms import absorb_norm_casts, absorb_norm_weights, recognise_norms
+from tune_model.extract.rewrite.outer_product import rewrite_outer_products
+from tune_model.extract.rewrite.relayout import lay_out_attention
+from tune_model.extract.rewrite.softmax import recognise_softmax
+from tune_model.extract.rewrite.spelling import spell
+from tune_model.extract.rewrite.unit import drop_unit_arithmetic
+from tune_model.runtime.program import Program
+
+__all__ = ["PASSES", "rewrite"]
+
+PASSES: tuple[Callable[[Program], Program], ...] = (
+    spell,  # everything after it knows one spelling per operation
+    drop_unit_arithmetic,
+    rewrite_outer_products,
+    recognise_norms,
+    absorb_norm_weights,  # before casts: a weight applied in float32 belongs inside the cast
+    absorb_norm_weights,  # once more, for the bias after the weight of a layer norm
+    absorb_norm_casts,
+    recognise_softmax,
+    recognise_grouped_queries,
+    lay_out_attention,
+    spell_linears,
+    merge_linears,
+)
+
+
+def rewrite(program: Program) -> Program:
+    """Run all passes."""
+    for run in PASSES:
+        program = run(program)
+    return program

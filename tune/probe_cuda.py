@@ -1,7 +1,7 @@
 """What NVIDIA GPU this machine has, and typical ones to plan and compile for without one."""
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -45,7 +45,7 @@ def probe_cuda(index: int) -> CudaTarget:
         raise TargetError(msg)
     if index >= torch.cuda.device_count():
         raise TargetError(f"GPU {index} does not exist; torch sees {torch.cuda.device_count()}")
-    facts = torch.cuda.get_device_properties(index)
+    facts: Any = torch.cuda.get_device_properties(index)
     nvml = Nvml(str(facts.uuid))
     driver = nvml.driver_version()
     return CudaTarget(

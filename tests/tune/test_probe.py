@@ -21,7 +21,7 @@ def test_a_gpu_that_is_not_here_can_be_planned_for_but_not_measured():
 
 @needs_no_gpu
 def test_cuda_without_a_gpu_says_what_to_do():
-    with pytest.raises(TargetError, match="sees no NVIDIA GPU.*target cpu"):
+    with pytest.raises(TargetError, match=r"sees no NVIDIA GPU.*target cpu"):
         probe_target("cuda")
 
 

@@ -1,6 +1,7 @@
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -37,10 +38,10 @@ RAISES = matmul(Call("aten.mm.default", (Ref("a0"), Ref("a1")), results=("t0",))
 
 
 @pytest.fixture(params=["here", "in a process"])
-def device(request: pytest.FixtureRequest) -> Device:
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     bench: Device = Workbench(TARGET) if request.param == "here" else DeviceWorker(TARGET)
-    request.addfinalizer(bench.close)
-    return bench
+    yield bench
+    bench.close()
 
 
 def test_candidates_are_checked_timed_and_compared(device: Device):

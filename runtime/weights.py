@@ -1,6 +1,7 @@
 """Bind weights: find each program's weights in a checkpoint and bring them into the layout the kernels want, once."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class WeightError(TuneModelError):
     """A checkpoint does not fit the programs: names are missing, or a shape or dtype differs."""
 
 
-def _tied(name: str, names: Sequence[str]) -> list[str]:
+def _tied(name: str, names: AbstractSet[str]) -> list[str]:
     """Return the names that may hold the tensor which `name` shares."""
     for own, others in ((_OUTPUT_EMBEDDINGS, _INPUT_EMBEDDINGS), (_INPUT_EMBEDDINGS, _OUTPUT_EMBEDDINGS)):
         if name.endswith(own):
@@ -42,55 +43,54 @@ def _tied(name: str, names: Sequence[str]) -> list[str]:
     return []
 
 
-def _prefixes(wanted: Sequence[str], names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return every (cut, add) that turns all wanted names into names of the checkpoint.
+def _prefixes(wanted: Sequence[str], present: AbstractSet[str]) -> list[tuple[str, str]]:
+    """Return every (cut, add) that may turn the wanted names into names of the checkpoint.
 
     A base model's own weights lack the prefix that the same weights have inside a model with a head, and vice versa.
     """
-    present = set(names)
-    probe = max(wanted, key=len)
-    added = [("", name[: -len(probe)]) for name in names if name.endswith(f".{probe}")]
+    probe = max((name for name in wanted if name not in present), key=len)
     parts = probe.split(".")
     cut = [(".".join(parts[:i]) + ".", "") for i in range(1, len(parts)) if ".".join(parts[i:]) in present]
-    return [
-        (old, new)
-        for old, new in dict.fromkeys([*added, *cut])
-        if all(name.startswith(old) and _renamed(name, old, new, present, names) for name in wanted)
-    ]
+    added = [("", name[: -len(probe)]) for name in present if name.endswith(f".{probe}")]
+    return list(dict.fromkeys([*cut, *sorted(added)]))
 
 
-def _renamed(name: str, old: str, new: str, present: set[str], names: Sequence[str]) -> bool:
-    renamed = new + name[len(old) :]
-    return renamed in present or len(_tied(name, names)) == 1
+def _find(name: str, prefix: tuple[str, str], present: AbstractSet[str]) -> str | None:
+    """Return the checkpoint's name for a program's, given what to cut and add."""
+    cut, add = prefix
+    for candidate in (add + name.removeprefix(cut), name):
+        if candidate in present:
+            return candidate
+    tied = _tied(name, present)
+    return tied[0] if len(tied) == 1 else None
 
 
-def _resolve_names(wanted: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+def _resolve_names(wanted: Sequence[str], present: AbstractSet[str]) -> dict[str, str]:
     """Map the names that programs use to those of the checkpoint.
 
     Raises:
         WeightError: Some are missing, or could be several.
     """
-    present = set(names)
-    found = {name: name for name in wanted if name in present}
-    for name in wanted:
-        tied = _tied(name, names)
-        if name not in found and len(tied) == 1:
-            found[name] = tied[0]
-    missing = [name for name in wanted if name not in found]
+    found = {name: _find(name, ("", ""), present) for name in wanted}
+    missing = [name for name, to in found.items() if to is None]
     if not missing:
-        return found
-    prefixes = _prefixes(wanted, names)
-    if len(prefixes) == 1:
-        old, new = prefixes[0]
-        renamed = {name: new + name[len(old) :] for name in wanted}
-        return {name: to if to in present else _tied(name, names)[0] for name, to in renamed.items()}
-    listed = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
-    message = f"{len(missing)} of {len(wanted)} weights are missing from the checkpoint: {listed}"
-    if prefixes:
-        options = " or ".join(repr(new or f"without {old}") for old, new in prefixes)
+        return {name: to for name, to in found.items() if to is not None}
+    complete = []
+    for prefix in _prefixes(missing, present):
+        renamed = {name: to for name in wanted if (to := _find(name, prefix, present)) is not None}
+        if len(renamed) == len(wanted):
+            complete.append((prefix, renamed))
+    if len(complete) == 1:
+        return complete[0][1]
+    message = f"{len(missing)} of {len(wanted)} weights are missing from the checkpoint: {_listed(missing)}"
+    if complete:
+        options = " or ".join(repr(add) if add else f"without {cut!r}" for (cut, add), _ in complete)
         raise WeightError(f"{message}; they could be under prefix {options}: pass the weights of one model")
-    shown = ", ".join(list(names)[:_SHOWN])
-    raise WeightError(f"{message}; it has {len(names)} names: {shown}{', ...' if len(names) > _SHOWN else ''}")
+    raise WeightError(f"{message}; it has {len(present)} names: {_listed(sorted(present))}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def _transform(tensors: list[Tensor], transforms: Iterable[Transform]) -> list[Tensor]:
@@ -177,7 +177,7 @@ def bind_weights(programs: Sequence[Program], source: WeightSource, device: torc
     checkpoint = open_checkpoint(source)
     weights = _by_name(programs)
     wanted = list(dict.fromkeys(name for weight in weights.values() for name in weight.sources))
-    names = _resolve_names(wanted, list(checkpoint.names())) if wanted else {}
+    names = _resolve_names(wanted, set(checkpoint.names())) if wanted else {}
     made: dict[tuple[tuple[str, ...], tuple[Transform, ...], str], Tensor] = {}
     bound: dict[str, Tensor] = {}
     with torch.no_grad():

@@ -222,7 +222,7 @@ def one_step(*steps: Call | Apply, values: dict[str, TensorType], outputs: str =
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (one_step(Call("aten.neg.default", (Ref("z"),), (), ("y",)), values={"y": f32(2)}), "'z' is used before"),
+        (one_step(Call("aten.neg.default", (Ref("z"),), (), ("y",)), values={"y": f32(2)}), "'z' before it is made"),
         (one_step(Call("aten.neg.default", (Ref("x"),), (), ("y",)), values={}), "no type for value 'y'"),
         (
             one_step(Call("aten.neg.default", (Ref("x"),), (), ("y",)), values={"y": f32(3)}),

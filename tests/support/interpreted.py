@@ -56,7 +56,16 @@ def _dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> A
     return interpreter.TensorHandle(np.matmul(*wide, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
 
+def _truncate(self: Any, source: Any, type_: Any) -> Any:
+    """The interpreter cuts bits off where the hardware rounds to the nearest even."""
+    if type_.scalar == tl.bfloat16 and source.dtype.scalar == tl.float32:
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16()
+        return interpreter.TensorHandle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
+    return self.cast_impl(source, type_)
+
+
 interpreter.InterpreterBuilder.create_dot = _dot
+interpreter.InterpreterBuilder.create_fp_trunc = _truncate
 
 
 def empty(type_: Any) -> torch.Tensor:

@@ -8,6 +8,11 @@ from tune_model.tune.candidate import Family
 from tune_model.tune.families import (
     aten,
     triton_decode_attention,
+    triton_gemv,
+    triton_matmul,
+    triton_pointwise,
+    triton_rows,
+    triton_split_k,
 )
 from tune_model.tune.target import CudaTarget, Target
 
@@ -15,6 +20,11 @@ __all__ = ["families_for", "family_named"]
 
 _CUDA: tuple[Family, ...] = (
     aten.FAMILY,
+    triton_gemv.FAMILY,
+    triton_matmul.FAMILY,
+    triton_split_k.FAMILY,
+    triton_rows.FAMILY,
+    triton_pointwise.FAMILY,
     triton_decode_attention.FAMILY,
 )
 _CPU: tuple[Family, ...] = (aten.FAMILY,)

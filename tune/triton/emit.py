@@ -102,8 +102,6 @@ _TEMPLATES = {
     "and": "{0} & {1}",
     "or": "{0} | {1}",
     "xor": "{0} ^ {1}",
-    "not": "{0} == 0",
-    "i:not": "~{0}",
     "where": "tl.where({0}, {1}, {2})",
 }
 
@@ -180,6 +178,10 @@ class Printer:
         space: How its axes are written.
         operands: Where pointers come from.
         accumulators: Expression of every slot that is not memory (`acc0`).
+
+    Attributes:
+        depends: Per node, the groups of axes it varies over.
+        names: Per node, the variable it is assigned to; a skeleton that prints a node twice renames it.
     """
 
     def __init__(
@@ -189,11 +191,12 @@ class Printer:
         self.space = space
         self.operands = operands
         self.accumulators = accumulators or {}
+        self.names = [f"v{position}" for position in range(len(nest.nodes))]
         self.depends = node_groups(nest, space, set(self.accumulators))
 
-    def statement(self, position: int, *, prefix: str = "v") -> str:
-        """Print a node (not a reduction) as an assignment."""
-        return f"{prefix}{position} = {self._expression(self.nest.nodes[position])}"
+    def statement(self, position: int) -> str:
+        """Print a node (not a reduction) as an assignment to its name."""
+        return f"{self.names[position]} = {self._expression(self.nest.nodes[position])}"
 
     def _expression(self, node: Node) -> str:
         match node:
@@ -209,7 +212,8 @@ class Printer:
             case Op():
                 return self._op(node)
             case Cast(value, dtype):
-                return f"v{value} != 0" if dtype == "bool" else f"v{value}.to({DTYPES[dtype]})"
+                source = self.names[value]
+                return f"{source} != 0" if dtype == "bool" else f"{source}.to({DTYPES[dtype]})"
             case Reduce():
                 raise TypeError("a reduction is the skeleton's to print")
 
@@ -217,11 +221,12 @@ class Printer:
         kind = node_dtype(self.nest.nodes[op.args[0]])
         prefix = "f" if kind in _FLOATS else "i"
         if op.name == "not":
-            return f"v{op.args[0]} == 0" if kind == "bool" else f"~v{op.args[0]}"
+            operand = self.names[op.args[0]]
+            return f"{operand} == 0" if kind == "bool" else f"~{operand}"
         template = _TEMPLATES.get(op.name) or _TEMPLATES.get(f"{prefix}:{op.name}")
         if template is None:
             raise KeyError(f"no Triton for {op.name} on {kind}")
-        return template.format(*(f"v{a}" for a in op.args))
+        return template.format(*(self.names[a] for a in op.args))
 
     def _linear(self, strides: Iterable[Dim], offset: Dim, *, wide: bool = False) -> str:
         terms = []
@@ -279,7 +284,7 @@ class Printer:
         """Print a store."""
         pointer, groups = self._address(store.access, (), frozenset())
         mask = self._mask(groups, ())
-        value = f"v{store.value}.to({DTYPES[self.operands.dtype(store.access.slot)]})"
+        value = f"{self.names[store.value]}.to({DTYPES[self.operands.dtype(store.access.slot)]})"
         return f"tl.store({pointer}, {value}, mask={mask})" if mask else f"tl.store({pointer}, {value})"
 
 

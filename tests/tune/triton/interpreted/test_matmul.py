@@ -1,0 +1,65 @@
+import pytest
+import torch
+from interpreted import fill, interpret, relative_error, run_body
+from matmul_forms import linear, product
+
+from tune_model.extract.task import NumericRules, Task
+from tune_model.runtime.program import Form
+from tune_model.tune.families import triton_gemv, triton_matmul, triton_split_k
+
+
+def check(form: Form, family, config) -> None:
+    """The error against float64 is at most twice the sequence's own plus one unit in the last place."""
+    inputs = fill(form)
+    exact = run_body(form, [t.double() for t in inputs])
+    ours = interpret(family.plan(Task(form, NumericRules()), tuple(config.items())), form, inputs)
+    for result, wanted, baseline in zip(ours, exact, run_body(form, inputs), strict=True):
+        unit = torch.finfo(result.dtype).eps
+        assert relative_error(result, wanted) <= 2 * relative_error(baseline, wanted) + unit
+
+
+def gemv(block_n: int = 2, block_k: int = 64) -> dict[str, int]:
+    return {"block_n": block_n, "block_k": block_k, "num_warps": 4, "stages": 2, "unroll": 1}
+
+
+def tile(m: int, n: int, k: int, *, swap: bool = False, split_k: int | None = None) -> dict[str, int | bool]:
+    config = {"block_m": m, "block_n": n, "block_k": k, "group_m": 2, "num_warps": 4, "num_stages": 2, "swap": swap}
+    return config | ({} if split_k is None else {"split_k": split_k})
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4])
+@pytest.mark.parametrize("tail", ["", "bias", "residual", "gelu", "swiglu"])
+def test_gemv(m: int, tail: str):
+    check(linear(m, 10, 96, tail=tail), triton_gemv.FAMILY, gemv())
+
+
+def test_gemv_with_a_ragged_tail_of_columns_and_of_k():
+    check(linear(1, 11, 100, "float32", tail="residual"), triton_gemv.FAMILY, gemv(4, 64))
+    check(linear(3, 11, 100, "float16", tail="swiglu"), triton_gemv.FAMILY, gemv(4, 64))
+
+
+@pytest.mark.parametrize("m", [1, 5, 16, 17, 33, 70])
+@pytest.mark.parametrize("swap", [False, True])
+def test_tiles_of_few_and_many_rows(m: int, swap: bool):
+    check(linear(m, 80, 96, tail="residual"), triton_matmul.FAMILY, tile(16, 32, 32, swap=swap))
+
+
+@pytest.mark.parametrize("tail", ["", "bias", "gelu", "swiglu"])
+@pytest.mark.parametrize("swap", [False, True])
+def test_epilogues_over_tiles(tail: str, swap: bool):
+    check(linear(19, 40, 72, "float16", tail=tail), triton_matmul.FAMILY, tile(16, 32, 32, swap=swap))
+
+
+def test_a_matrix_whose_columns_are_contiguous():
+    check(product(18, 40, 50), triton_matmul.FAMILY, tile(16, 16, 16))
+    check(product(2, 40, 50), triton_gemv.FAMILY, gemv(16, 32))
+
+
+@pytest.mark.parametrize("splits", [2, 3, 8])
+@pytest.mark.parametrize("tail", ["", "residual", "swiglu"])
+def test_split_k(splits: int, tail: str):
+    check(linear(5, 40, 200, tail=tail), triton_split_k.FAMILY, tile(16, 32, 32, split_k=splits))
+
+
+def test_split_k_over_many_rows_with_swapped_operands():
+    check(linear(37, 72, 130, "float32"), triton_split_k.FAMILY, tile(16, 64, 32, swap=True, split_k=3))

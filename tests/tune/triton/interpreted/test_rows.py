@@ -1,0 +1,138 @@
+import math
+
+import pytest
+import torch
+from form_builder import FormBuilder, random_inputs, run_results
+from interpreted import interpret, relative_error
+
+from tune_model.extract.task import NumericRules, Task
+from tune_model.runtime.program import Form
+from tune_model.tune.families import triton_pointwise, triton_rows
+
+bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def check(form: Form, inputs=None, *, tolerance: float = 2e-6, configs=None) -> None:
+    """Compare with the body's own ATen sequence, element by element where the result is not a float."""
+    inputs = random_inputs(form) if inputs is None else inputs
+    expected = run_results(form, [t.clone() for t in inputs])
+    family = triton_rows.FAMILY if configs else triton_pointwise.FAMILY
+    for values in configs or [{"block": 64, "num_warps": 1}]:
+        plan = family.plan(Task(form, NumericRules()), tuple(values.items()))
+        assert not hasattr(plan, "reason"), plan
+        for actual, wanted in zip(interpret(plan, form, inputs), expected, strict=True):
+            assert actual.dtype == wanted.dtype
+            if not wanted.is_floating_point():
+                assert torch.equal(actual, wanted)
+                continue
+            special = ~torch.isfinite(wanted)
+            assert torch.equal(actual[special].nan_to_num(7.0), wanted[special].nan_to_num(7.0))
+            assert relative_error(actual[~special], wanted[~special]) <= tolerance
+
+
+def tiles(*pairs: tuple[int, int]) -> list[dict[str, int]]:
+    return [{"rows": rows, "block": block, "num_warps": 1} for rows, block in pairs]
+
+
+ALL = tiles((1, 128), (4, 128), (2, 64), (1, 32))
+
+
+def rms_norm(rows: int, columns: int) -> Form:
+    b = FormBuilder("reduction")
+    x, residual, weight = (
+        b.input((rows, columns), "bfloat16"),
+        b.input((rows, columns), "bfloat16"),
+        b.input((columns,), "bfloat16"),
+    )
+    summed = b.call("add.Tensor", x, residual)
+    wide = b.call("_to_copy.default", summed, dtype=f32)
+    mean = b.call("mean.dim", b.call("pow.Tensor_Scalar", wide, 2), [-1], True)
+    scale = b.call("rsqrt.default", b.call("add.Tensor", mean, 1e-6))
+    normal = b.call("_to_copy.default", b.call("mul.Tensor", wide, scale), dtype=bf16)
+    return b.form(summed, b.call("mul.Tensor", weight, normal))
+
+
+def test_residual_and_rms_norm_whole_packed_and_looped():
+    check(rms_norm(5, 100), configs=ALL, tolerance=1e-3)
+
+
+def test_layer_norm():
+    b = FormBuilder("reduction")
+    x, w, bias = b.input((3, 7, 96)), b.input((96,)), b.input((96,))
+    check(b.form(b.call("layer_norm.default", x, [96], w, bias, 1e-5)), configs=ALL)
+
+
+def test_softmax_with_a_mask_of_minus_infinities():
+    b = FormBuilder("reduction")
+    x, m = b.input((6, 70)), b.input((6, 70))
+    form = b.form(b.call("softmax.int", b.call("add.Tensor", x, m), -1))
+    inputs = random_inputs(form)
+    inputs[1][0, :30] = -math.inf
+    inputs[1][1, 1:] = -math.inf
+    inputs[1][2] = -math.inf
+    check(form, inputs, configs=ALL)
+
+
+@pytest.mark.parametrize("op", ["amax", "amin", "argmax", "argmin", "sum", "prod", "any", "all"])
+def test_single_reductions_with_ties_and_nan(op: str):
+    b = FormBuilder("reduction")
+    x = b.input((9, 77))
+    names = {"amax": "amax.default", "amin": "amin.default", "sum": "sum.dim_IntList"}
+    name = names.get(op, f"{op}.default" if op.startswith("arg") else f"{op}.dim_int" if op == "prod" else f"{op}.dim")
+    dim = [-1] if op in names else -1
+    form = b.form(b.call(name, x, dim))
+    inputs = random_inputs(form)
+    inputs[0] = inputs[0].round()
+    if op == "prod":
+        inputs[0] = inputs[0] + 0.5
+    if op in {"amax", "amin", "argmax", "argmin"}:
+        inputs[0][3, 40] = math.nan
+        inputs[0][3, 60] = math.nan
+        inputs[0][5] = -math.inf
+    if op in {"any", "all"}:
+        inputs[0][2] = 0
+        inputs[0][4] = 1
+    check(form, inputs, configs=ALL)
+
+
+def test_a_reduction_over_leading_rows():
+    b = FormBuilder("reduction")
+    x = b.input((50, 24))
+    check(b.form(b.call("sum.dim_IntList", x, [0])), configs=tiles((8, 64), (32, 16)))
+
+
+def test_gelu_and_broadcasts():
+    b = FormBuilder()
+    x, row, column = b.input((7, 33)), b.input((7, 1)), b.input((33,))
+    y = b.call("gelu.default", b.call("mul.Tensor", b.call("add.Tensor", x, column), row))
+    check(b.form(y))
+
+
+def test_tanh_gelu_in_bfloat16_rounds_where_aten_does():
+    b = FormBuilder()
+    x = b.input((6, 50), "bfloat16")
+    check(b.form(b.call("mul.Tensor", b.call("gelu.default", x, approximate="tanh"), x)), tolerance=2e-3)
+
+
+def test_integers_and_comparisons():
+    b = FormBuilder()
+    x, y = b.input((5, 40), "int64"), b.input((5, 40), "int64")
+    less = b.call("lt.Tensor", x, y)
+    quotient = b.call("div.Tensor_mode", x, 3, rounding_mode="floor")
+    check(b.form(b.call("where.self", less, b.call("add.Tensor", quotient, y), x), less))
+
+
+def test_a_permuted_input_and_halves_of_a_row():
+    b = FormBuilder()
+    x = b.input((4, 6, 10), strides=(6, 1, 24))
+    left, right = b.call("slice.Tensor", x, 2, 0, 5), b.call("slice.Tensor", x, 2, 5, 10)
+    check(b.form(b.call("mul.Tensor", b.call("silu.default", left), right)))
+
+
+def test_rows_gathered_by_an_index():
+    b = FormBuilder()
+    table = b.input((11, 16))
+    from tune_model.runtime.program import ValueRange
+
+    ids = b.input((3, 5), "int64", values=ValueRange(0, 10))
+    check(b.form(b.call("mul.Tensor", b.call("embedding.default", table, ids), 2.0)))

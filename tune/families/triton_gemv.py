@@ -1,0 +1,59 @@
+"""Matrix times up to four vectors without tensor cores: the weights stream through once."""
+
+from collections.abc import Iterator
+
+from tune_model.extract.task import Task
+from tune_model.tune.candidate import Built, Config, Effort, Rejected
+from tune_model.tune.search_order import thin
+from tune_model.tune.target import CudaTarget, Target
+from tune_model.tune.triton.launch import KernelPlan, build_kernel
+from tune_model.tune.triton.matmul_plan import gemv_plan, read_product
+from tune_model.tune.triton.matmul_space import gemv_space
+
+__all__ = ["FAMILY", "TritonGemv"]
+
+_MOST_ROWS = 4
+
+
+class TritonGemv:
+    """See the module."""
+
+    name = "triton_gemv"
+    version = 1
+
+    def accepts(self, task: Task, target: Target) -> Rejected | None:
+        """Accept products of at most four rows."""
+        if not isinstance(target, CudaTarget):
+            return Rejected("unsupported", "a CUDA kernel")
+        product = read_product(task)
+        if isinstance(product, Rejected):
+            return product
+        if product.m > _MOST_ROWS:
+            return Rejected("unsupported", f"{product.m} rows; expected at most {_MOST_ROWS}")
+        return None
+
+    def start(self, task: Task, target: Target) -> Config:
+        """Return the first configuration."""
+        return next(self.configurations(task, target, Effort.QUICK))
+
+    def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
+        """Yield tiles near those that won on similar shapes first."""
+        product = read_product(task)
+        if isinstance(product, Rejected) or not isinstance(target, CudaTarget):
+            return
+        yield from thin(gemv_space(product, target), effort, 1.0)
+
+    def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
+        """State the launches without compiling."""
+        product = read_product(task)
+        return product if isinstance(product, Rejected) else gemv_plan(product, config)
+
+    def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
+        """Generate the epilogue and compile."""
+        plan = self.plan(task, config)
+        if isinstance(plan, Rejected) or not isinstance(target, CudaTarget):
+            return plan if isinstance(plan, Rejected) else Rejected("unsupported", "a CUDA kernel")
+        return build_kernel(plan, target)
+
+
+FAMILY = TritonGemv()

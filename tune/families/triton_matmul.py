@@ -1,0 +1,60 @@
+"""Matrix products in tiles on tensor cores: any number of rows, operands swapped where rows are few."""
+
+from collections.abc import Iterator
+
+from tune_model.extract.task import Task
+from tune_model.tune.candidate import Built, Config, Effort, Rejected
+from tune_model.tune.search_order import thin
+from tune_model.tune.target import CudaTarget, Target
+from tune_model.tune.triton.launch import KernelPlan, build_kernel
+from tune_model.tune.triton.matmul_plan import Product, matmul_plan, read_product
+from tune_model.tune.triton.matmul_space import matmul_space
+
+__all__ = ["FAMILY", "TritonMatmul"]
+
+
+class TritonMatmul:
+    """See the module."""
+
+    name = "triton_matmul"
+    version = 1
+
+    def accepts(self, task: Task, target: Target) -> Rejected | None:
+        """Accept any product the kernel can read."""
+        if not isinstance(target, CudaTarget):
+            return Rejected("unsupported", "a CUDA kernel")
+        product = read_product(task)
+        if isinstance(product, Rejected):
+            return product
+        return None
+
+    def start(self, task: Task, target: Target) -> Config:
+        """Return the first configuration."""
+        return next(self.configurations(task, target, Effort.QUICK))
+
+    def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
+        """Yield tiles near those that won on similar shapes first."""
+        product = read_product(task)
+        if isinstance(product, Rejected) or not isinstance(target, CudaTarget):
+            return
+        yield from thin(matmul_space(product, target), effort, _share(product))
+
+    def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
+        """State the launches without compiling."""
+        product = read_product(task)
+        return product if isinstance(product, Rejected) else matmul_plan(product, config)
+
+    def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
+        """Generate the epilogue and compile."""
+        plan = self.plan(task, config)
+        if isinstance(plan, Rejected) or not isinstance(target, CudaTarget):
+            return plan if isinstance(plan, Rejected) else Rejected("unsupported", "a CUDA kernel")
+        return build_kernel(plan, target)
+
+
+def _share(product: Product) -> float:
+    """Return this family's part of the search: with few rows others are likelier to win."""
+    return 0.25 if product.m <= 4 else 0.6 if product.m <= 64 else 1.0
+
+
+FAMILY = TritonMatmul()

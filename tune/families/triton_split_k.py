@@ -1,0 +1,62 @@
+"""Matrix products whose K is split between programs; the parts are added in a fixed order by a second kernel."""
+
+from collections.abc import Iterator
+
+from tune_model.extract.task import Task
+from tune_model.tune.candidate import Built, Config, Effort, Rejected
+from tune_model.tune.search_order import thin
+from tune_model.tune.target import CudaTarget, Target
+from tune_model.tune.triton.launch import KernelPlan, build_kernel
+from tune_model.tune.triton.matmul_plan import Product, read_product, split_k_plan
+from tune_model.tune.triton.matmul_space import split_k_space
+
+__all__ = ["FAMILY", "TritonSplitK"]
+
+
+class TritonSplitK:
+    """See the module."""
+
+    name = "triton_split_k"
+    version = 1
+
+    def accepts(self, task: Task, target: Target) -> Rejected | None:
+        """Accept products that leave the device idle when they are not split."""
+        if not isinstance(target, CudaTarget):
+            return Rejected("unsupported", "a CUDA kernel")
+        product = read_product(task)
+        if isinstance(product, Rejected):
+            return product
+        if not split_k_space(product, target):
+            return Rejected("unsupported", f"{product.m} x {product.n} x {product.k} fills the device unsplit")
+        return None
+
+    def start(self, task: Task, target: Target) -> Config:
+        """Return the first configuration."""
+        return next(self.configurations(task, target, Effort.QUICK))
+
+    def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
+        """Yield tiles near those that won on similar shapes first."""
+        product = read_product(task)
+        if isinstance(product, Rejected) or not isinstance(target, CudaTarget):
+            return
+        yield from thin(split_k_space(product, target), effort, _share(product))
+
+    def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
+        """State the launches without compiling."""
+        product = read_product(task)
+        return product if isinstance(product, Rejected) else split_k_plan(product, config)
+
+    def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
+        """Generate the epilogue and compile."""
+        plan = self.plan(task, config)
+        if isinstance(plan, Rejected) or not isinstance(target, CudaTarget):
+            return plan if isinstance(plan, Rejected) else Rejected("unsupported", "a CUDA kernel")
+        return build_kernel(plan, target)
+
+
+def _share(product: Product) -> float:
+    """Return this family's part of the search: splitting pays where rows are few."""
+    return 0.25 if product.m <= 4 else 0.4
+
+
+FAMILY = TritonSplitK()

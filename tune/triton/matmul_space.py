@@ -1,0 +1,261 @@
+"""Which matmul configurations are worth building, most promising first.
+
+Anchors are tiles that won on some shape (measured on H200 with Triton 3.6) and the list that Inductor searches; they
+come first, then everything legal by its distance to the nearest anchor.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+from tune_model.tune.candidate import Config
+from tune_model.tune.target import CudaTarget
+from tune_model.tune.triton.matmul_plan import ELEMENT_BYTES, Product
+
+__all__ = ["gemv_space", "matmul_space", "split_k_space"]
+
+# block_n, block_k, num_warps, stages, unroll. One row: winners on Llama-3-8B's shapes.
+_GEMV_ANCHORS = (
+    (1, 2048, 8, 3, 1),
+    (1, 2048, 4, 3, 1),
+    (1, 256, 1, 3, 1),
+    (2, 1024, 4, 3, 1),
+    (1, 1024, 2, 3, 1),
+    (2, 2048, 8, 3, 1),
+    (1, 4096, 8, 2, 1),
+    (1, 512, 1, 4, 1),
+)
+
+# block_m, block_n, block_k, num_stages, num_warps: torch 2.13's `mm_configs`.
+_INDUCTOR = (
+    (32, 32, 16, 1, 2),
+    (32, 32, 128, 2, 4),
+    (32, 64, 32, 5, 8),
+    (64, 32, 32, 5, 8),
+    (64, 32, 128, 5, 4),
+    (64, 64, 16, 2, 4),
+    (64, 64, 32, 2, 4),
+    (64, 64, 64, 3, 8),
+    (64, 64, 128, 5, 4),
+    (64, 128, 32, 3, 4),
+    (64, 128, 32, 4, 8),
+    (64, 128, 64, 3, 4),
+    (64, 128, 128, 4, 4),
+    (128, 64, 32, 3, 4),
+    (128, 64, 32, 4, 8),
+    (128, 128, 32, 2, 8),
+    (128, 128, 32, 3, 4),
+    (128, 128, 64, 3, 4),
+    (128, 128, 64, 5, 8),
+    (128, 128, 128, 4, 8),
+    (128, 256, 64, 4, 8),
+)
+
+# The same order, with `swap`: winners with few rows, and the large tiles that fill Hopper's tensor cores.
+_FEW_ROWS = (
+    (16, 32, 128, 5, 4, False),
+    (16, 64, 128, 4, 4, False),
+    (16, 64, 128, 4, 4, True),
+    (16, 32, 256, 3, 4, False),
+    (16, 128, 128, 4, 4, True),
+    (16, 16, 256, 4, 4, False),
+    (16, 64, 256, 3, 4, True),
+    (16, 128, 64, 5, 4, True),
+)
+_MANY_ROWS = (
+    (128, 256, 64, 3, 8, False),
+    (256, 128, 64, 3, 8, False),
+    (128, 256, 64, 4, 8, False),
+    (128, 128, 64, 4, 8, False),
+    (128, 128, 64, 4, 4, False),
+    (64, 256, 64, 4, 4, False),
+    (64, 128, 64, 4, 4, False),
+    (128, 64, 64, 4, 4, False),
+)
+
+Tile = tuple[int, int, int, int, int, bool]
+
+
+def gemv_space(product: Product, target: CudaTarget) -> list[Config]:
+    """Configurations of `gemv`, best guess first."""
+    block_m = 1 << (product.m - 1).bit_length()
+    longest = max(128, 1 << (product.k - 1).bit_length())
+    element = ELEMENT_BYTES[product.epilogue.dtype]
+
+    def legal(block_n: int, block_k: int, warps: int, stages: int) -> bool:
+        per_thread = block_m * block_n * block_k * product.halves / (32 * warps)
+        bytes_ = stages * element * block_k * (block_n * product.halves + block_m)
+        return block_k <= longest and 1 <= per_thread <= 128 and bytes_ <= target.shared_bytes
+
+    found = [
+        (block_n, block_k, warps, stages, unroll)
+        for block_n in (1, 2, 4, 8, 16)
+        for block_k in (128, 256, 512, 1024, 2048, 4096, 8192)
+        for warps in (1, 2, 4, 8, 16)
+        for stages in (1, 2, 3, 4)
+        for unroll in (1, 2, 4)
+        # Pipelining and unrolling are two ways to keep loads in flight.
+        if (unroll == 1 or stages == 1) and legal(block_n, block_k, warps, stages)
+    ]
+    # More rows take registers: tiles shrink with them.
+    anchors = [(n, max(128, min(k // block_m, longest)), w, s, u) for n, k, w, s, u in _GEMV_ANCHORS]
+    columns = product.n
+
+    def penalty(tile: tuple[int, ...]) -> float:
+        ragged = 0.7 if product.k % tile[1] else 0.0
+        idle = max(0.0, math.log2(4 * target.sm_count * tile[0] / max(1, columns)))
+        return ragged + idle
+
+    ordered = sorted(found, key=lambda t: _nearest(t, anchors) + penalty(t))
+    names = ("block_n", "block_k", "num_warps", "stages", "unroll")
+    return [tuple(zip(names, tile, strict=True)) for tile in ordered]
+
+
+def _nearest(tile: tuple[int, ...], anchors: Iterable[tuple[int, ...]]) -> float:
+    """Distance in doublings to the nearest anchor; a later anchor counts a little less."""
+    best = math.inf
+    for place, anchor in enumerate(anchors):
+        apart = sum(abs(math.log2((a + 0.0) / b)) for a, b in zip(tile, anchor, strict=True))
+        best = min(best, apart + 0.05 * place)
+    return best
+
+
+def _rows_tile(m: int) -> int:
+    return max(16, min(256, 1 << (m - 1).bit_length()))
+
+
+def _fits(product: Product, target: CudaTarget) -> Callable[[Tile], bool]:
+    element = ELEMENT_BYTES[product.epilogue.dtype]
+    # float32 products without tf32 run on the ordinary cores, where large tiles only spill.
+    most = 64 * 128 if product.precision == "ieee" else 256 * 256
+
+    def fits(tile: Tile) -> bool:
+        block_m, block_n, block_k, stages, warps, swap = tile
+        accumulators = block_m * block_n * product.halves
+        loads = (block_m + block_n * product.halves) * block_k
+        held = max(stages - 1, 1) * loads * element
+        if swap and (block_n < 64 or block_m > 64):
+            return False
+        return (
+            held <= target.shared_bytes
+            and 2 <= accumulators / (32 * warps) <= 256
+            and accumulators <= most
+            and loads / (32 * warps) <= 512
+        )
+
+    return fits
+
+
+def _spread(product: Product, target: CudaTarget) -> list[Tile]:
+    """Every tile that fits, unsorted."""
+    fits = _fits(product, target)
+    rows = _rows_tile(product.m)
+    blocks_m = [b for b in (16, 32, 64, 128, 256) if b <= rows and b >= rows // 8]
+    blocks_n = [b for b in (16, 32, 64, 128, 256) if b <= max(16, 2 * product.n)]
+    blocks_k = [b for b in (16, 32, 64, 128, 256, 512) if b <= max(16, 2 * product.k)]
+    tiles: list[Tile] = [
+        (block_m, block_n, block_k, stages, warps, swap)
+        for block_m in blocks_m
+        for block_n in blocks_n
+        for block_k in blocks_k
+        for stages in (1, 2, 3, 4, 5, 6)
+        for warps in (2, 4, 8)
+        for swap in (False, True)
+    ]
+    return [t for t in tiles if fits(t)]
+
+
+def _anchors(product: Product) -> tuple[list[Tile], list[Tile]]:
+    """Return our anchors, and these with Inductor's, cut to the task: no block longer than what it covers."""
+    rows, halves = _rows_tile(product.m), product.halves
+    few = product.m <= 64
+    columns, length = 1 << (product.n - 1).bit_length(), 1 << (product.k - 1).bit_length()
+    cut: dict[Tile, None] = {}
+
+    def add(tile: Tile, *, fewer_warps: bool) -> None:
+        m, n, k, stages, warps, swap = tile
+        m = max(16, min(m, rows))
+        # Two accumulators: half the columns each.
+        n = max(16, min(n // halves if n > 32 else n, columns))
+        warps = max(1, min(warps, m * n // 256)) if fewer_warps else warps
+        cut[m, n, max(16, min(k, length)), stages, warps, swap and n >= 64] = None
+
+    for m, n, k, stages, warps, swap in _FEW_ROWS if few else _MANY_ROWS:
+        add((rows if few else m, n, k, stages, warps, swap), fewer_warps=False)
+    own = list(cut)
+    for m, n, k, stages, warps in _INDUCTOR:
+        add((m, n, k, stages, warps, False), fewer_warps=True)
+    return own, list(cut)
+
+
+def _waves(product: Product, target: CudaTarget, splits: int = 1) -> Callable[[Tile], float]:
+    """Penalty for a last wave that leaves multiprocessors idle, and for tails of K."""
+
+    def waves(tile: Tile) -> float:
+        block_m, block_n, block_k, *_ = tile
+        programs = -(-product.m // block_m) * -(-product.n // block_n) * splits
+        per_wave = programs / target.sm_count
+        idle = math.ceil(per_wave) / per_wave - 1.0
+        # Rows that the tile has and the task does not; columns likewise.
+        padding = -(-product.m // block_m) * block_m / product.m - 1.0 if product.m > 16 else 0.0
+        ragged = 0.7 if product.k % block_k else 0.0
+        return min(2.0, idle) + min(2.0, padding) + ragged
+
+    return waves
+
+
+def matmul_space(product: Product, target: CudaTarget) -> list[Config]:
+    """Configurations of `matmul`, best guess first; all of `_INDUCTOR` (cut to the task) that fit are among them."""
+    own, anchors = _anchors(product)
+    fits = _fits(product, target)
+    waves = _waves(product, target)
+    tiles = dict.fromkeys([t for t in anchors if fits(t)] + _spread(product, target))
+    near_to = [(m, n, k, s, w, 1 + x) for m, n, k, s, w, x in own]
+
+    def cost(tile: Tile) -> float:
+        m, n, k, s, w, x = tile
+        near = _nearest((m, n, k, s, w, 1 + x), near_to)
+        # Inductor's list is always within reach, after what is likely better.
+        return min(near, 2.5 if tile in anchors else math.inf) + waves(tile)
+
+    ordered = sorted(tiles, key=cost)
+    many = product.m > 256
+    configs = [_config(t, group) for t in ordered for group in ((8, 4, 16) if many else (8,))]
+    if many:
+        # The second and third order of programs after all tiles have been seen once.
+        configs = [c for c in configs if ("group_m", 8) in c] + [c for c in configs if ("group_m", 8) not in c]
+    return configs
+
+
+def split_k_space(product: Product, target: CudaTarget) -> list[Config]:
+    """Configurations of split-K, best guess first; only where the unsplit product leaves the device idle."""
+    found: list[tuple[float, Config]] = []
+    own, anchors = _anchors(product)
+    near_to = [(m, n, k, s, w, 1 + x) for m, n, k, s, w, x in own]
+    tiles = dict.fromkeys([t for t in anchors if _fits(product, target)(t)] + _spread(product, target))
+    for splits in (2, 3, 4, 6, 8, 16):
+        waves = _waves(product, target, splits)
+        for tile in tiles:
+            m, n, k, s, w, x = tile
+            steps = -(-product.k // k) / splits
+            programs = -(-product.m // m) * -(-product.n // n)
+            # Too short a range pays for the second pass and fills no pipeline; a full device needs no split.
+            if steps < 2 or programs * splits > 8 * target.sm_count:
+                continue
+            near = _nearest((m, n, k, s, w, 1 + x), near_to)
+            off = abs(math.log2(programs * splits / (2 * target.sm_count)))
+            config = (*_config(tile, 8), ("split_k", splits))
+            found.append((near + waves(tile) + off + 0.1 * splits, config))
+    return [config for _, config in sorted(found, key=lambda pair: pair[0])]
+
+
+def _config(tile: Tile, group: int) -> Config:
+    block_m, block_n, block_k, stages, warps, swap = tile
+    return (
+        ("block_m", block_m),
+        ("block_n", block_n),
+        ("block_k", block_k),
+        ("group_m", group),
+        ("num_warps", warps),
+        ("num_stages", stages),
+        ("swap", swap),
+    )

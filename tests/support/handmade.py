@@ -70,11 +70,11 @@ FORM = Form(
 
 
 @lru_cache
-def compiled() -> bytes:
-    """The kernel as a shared library."""
+def compiled(text: str = SOURCE) -> bytes:
+    """A kernel's source as a shared library."""
     with TemporaryDirectory() as folder:
         source, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
-        source.write_text(SOURCE)
+        source.write_text(text)
         subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
         return library.read_bytes()
 
@@ -171,3 +171,21 @@ def contents(**changes: object) -> ArtifactContents:
         "architecture": "Sequential",
     }
     return ArtifactContents(**{**fields, **changes})
+
+
+class Model(torch.nn.Module):
+    """The model that the program was written from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, tensor in weights().items():
+            self.register_parameter(name, torch.nn.Parameter(tensor))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(torch.nn.functional.linear(x, self.w0, self.b0))
+        return torch.relu(torch.nn.functional.linear(hidden, self.w1, self.b1)) * 0.5
+
+
+def model() -> torch.nn.Module:
+    """The factory that the artifact names."""
+    return Model()

@@ -1,0 +1,125 @@
+"""The model an artifact was made from, built again to compare with: with its weights, or with seeded random ones."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tune_model.extract.build import (
+    build_factory,
+    build_transformers,
+    load_config,
+    model_class,
+    torch_dtype,
+)
+from tune_model.extract.request import FactorySource, Request, TransformersSource
+from tune_model.runtime.checkpoint import WeightSource, open_checkpoint
+from tune_model.runtime.errors import TuneModelError
+from tune_model.runtime.weights import WeightError
+
+__all__ = ["OriginalError", "build_original"]
+
+Stored = Mapping[str, Tensor] | str | Path
+
+
+class OriginalError(TuneModelError):
+    """What the original model is built from is not here."""
+
+
+def build_original(request: Request, weights: WeightSource | None, device: torch.device) -> nn.Module:
+    """Build the model of a request, ready to run.
+
+    Args:
+        request: As extract was asked; an artifact's own has a transformers model's configuration but no folder.
+        weights: What to fill it with; by default random numbers that depend on the parameters' names and shapes alone.
+        device: Where it shall run.
+
+    Raises:
+        OriginalError: There is nothing to build it from.
+        SourceError: transformers or the factory refuse.
+        CheckpointError: The weights cannot be read.
+        WeightError: They do not fit the model.
+    """
+    if isinstance(weights, nn.Module):
+        return weights.to(device).eval()
+    tensors: Stored | None = weights
+    match request.source:
+        case TransformersSource():
+            return _transformers(request, request.source, tensors, device)
+        case FactorySource():
+            module = build_factory(request.source, request.dtype, real=True)
+            if tensors is not None:
+                _load(module, _tensors(tensors))
+            return module.to(device)
+        case _:
+            return _exported(request.source.path, device)
+
+
+def _transformers(
+    request: Request, source: TransformersSource, weights: Stored | None, device: torch.device
+) -> nn.Module:
+    config = load_config(source)
+    if weights is None:
+        module = build_transformers(source, config, request.task, request.dtype, "sdpa")
+        return _randomise(module, device)
+    cls = model_class(source, config, request.task)
+    options: dict[str, Any] = {"dtype": torch_dtype(request.dtype), "attn_implementation": "sdpa"}
+    if isinstance(weights, str | Path) and (Path(weights) / "config.json").is_file():
+        module = cls.from_pretrained(str(weights), local_files_only=True, **options)
+    else:
+        # transformers knows the older names of its checkpoints; a state dict goes through the same conversion.
+        module = cls.from_pretrained(None, config=config, state_dict=_tensors(weights), **options)
+    return module.to(device).eval()  # type: ignore[no-any-return]
+
+
+def _tensors(weights: Stored) -> dict[str, Tensor]:
+    checkpoint = open_checkpoint(weights)
+    return {name: checkpoint.read(name) for name in checkpoint.names()}
+
+
+def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Fill a module; a name that is missing or a shape that differs is the weights' fault, and said so."""
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise WeightError(f"the weights do not fit the model: {' '.join(str(error).split())}") from error
+
+
+def _exported(path: str, device: torch.device) -> nn.Module:
+    if not Path(path).is_file():
+        raise OriginalError(f"{path} is not here; the exported program is needed to compare with")
+    module: nn.Module = torch.export.load(path).module()
+    return module.to(device)
+
+
+def _randomise(module: nn.Module, device: torch.device) -> nn.Module:
+    """Fill a module of meta parameters: unit gain for matrices, spread-out norms and biases, so that nothing hides.
+
+    Each tensor's numbers follow from its name, so they do not depend on the order of modules; made where they are used.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for prefix, child in module.named_modules():
+        for name, parameter in child._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                full = f"{prefix}.{name}" if prefix else name
+                made[id(parameter)] = nn.Parameter(_numbers(full, parameter, device), requires_grad=False)
+            child._parameters[name] = made[id(parameter)]
+        for name, buffer in child._buffers.items():
+            if buffer is not None:
+                child._buffers[name] = buffer.to(device)
+    return module.eval()
+
+
+def _numbers(name: str, like: Tensor, device: torch.device) -> Tensor:
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+    generator = torch.Generator(device).manual_seed(seed)
+    if like.dim() > 1:
+        scale = like[0].numel() ** -0.5
+        return torch.empty(like.shape, dtype=like.dtype, device=device).normal_(0.0, scale, generator=generator)
+    tensor = torch.empty(like.shape, dtype=torch.float32, device=device).normal_(0.0, 0.1, generator=generator)
+    return (tensor + (1.0 if name.endswith("weight") else 0.0)).to(like.dtype)

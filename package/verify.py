@@ -1,0 +1,143 @@
+"""Verification of an artifact on this machine, step by step: files, machine, operators, kernels, whole program.
+
+Verifying runs the artifact's machine code, as loading does. A step that cannot be done stops those that need it; what
+was found out until then is in the report.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tune_model.package.fingerprints import CudaToRun, compatibility
+from tune_model.package.format.wire import ArtifactError
+from tune_model.package.load import check_operators, start
+from tune_model.package.read import Artifact, open_artifact
+from tune_model.package.system import choose_device, probe_system
+from tune_model.package.verification.check import Check, Outcome
+from tune_model.runtime.errors import TuneModelError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tune_model.extract.request import Request
+    from tune_model.runtime.checkpoint import WeightSource
+
+__all__ = ["Check", "VerifyReport", "verify"]
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """What was looked at, in order."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Nothing failed."""
+        return all(check.outcome != "failed" for check in self.checks)
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    request: "Request | None" = None,
+    weights: "WeightSource | None" = None,
+    device: "str | torch.device | None" = None,
+    report: Callable[[Check], None] | None = None,
+) -> VerifyReport:
+    """Verify an artifact.
+
+    Args:
+        path: A folder or a file.
+        request: Where the original model is, as extract was asked; by default the configuration that the artifact
+            holds, which has no folder and so no weights.
+        weights: What to compare with; by default those inside the artifact, then those in the request's folder, then
+            seeded random ones.
+        device: Where; by default the first device of the kind it was tuned for.
+        report: Called with each check as it is made.
+
+    Returns:
+        All checks. A damaged artifact or another machine is a failed check, not an error.
+
+    Raises:
+        OSError: The artifact does not exist or cannot be read.
+        DeviceError: There is no such device.
+    """
+    checks: list[Check] = []
+    for check in _checks(path, request, weights, device):
+        checks.append(check)
+        if report is not None:
+            report(check)
+    return VerifyReport(tuple(checks))
+
+
+def _checks(
+    path: str | os.PathLike[str],
+    request: "Request | None",
+    weights: "WeightSource | None",
+    device: "str | torch.device | None",
+) -> Iterator[Check]:
+    try:
+        artifact = open_artifact(path)
+    except ArtifactError as error:
+        yield Check(f"files: {error.file}: {error.field}", "failed", error.found, error.expected)
+        return
+    yield Check("files", "passed", f"{len(artifact.files)} files as the manifest says", "sizes and SHA-256 as listed")
+    wanted = "cuda" if isinstance(artifact.manifest.must_match_to_run, CudaToRun) else "cpu"
+    chosen = choose_device(device, wanted)
+    machine = list(_check_machine(artifact, chosen))
+    yield from machine
+    if any(check.outcome == "failed" for check in machine):
+        return
+    try:
+        check_operators(artifact)
+    except TuneModelError as error:
+        yield Check("operators", "failed", str(error), "operators on the runtime's list")
+        return
+    yield Check("operators", "passed", "all on the runtime's list", "operators on the runtime's list")
+    from tune_model.package.verification.kernels import check_kernels
+
+    yield from check_kernels(artifact, chosen)
+    yield from _check_program(artifact, request or artifact.manifest.request, weights, chosen)
+
+
+def _check_machine(artifact: Artifact, device: "torch.device") -> Iterator[Check]:
+    manifest = artifact.manifest
+    decision = compatibility(manifest.must_match_to_run, manifest.must_match_to_stay_optimal, probe_system(device))
+    for comparison in decision.comparisons:
+        wrong: Outcome = "failed" if comparison.to == "run" else "noted"
+        outcome: Outcome = "passed" if comparison.matches else wrong
+        yield Check(f"to {comparison.to}: {comparison.field}", outcome, comparison.found, comparison.expected)
+
+
+def _weights(artifact: Artifact, request: "Request") -> "WeightSource | None":
+    """Return the weights at hand: those inside, else those in the model's folder, else none."""
+    embedded = artifact.weights()
+    folder = getattr(request.source, "folder", None)
+    if embedded is not None or folder is None or not any(Path(folder).glob("*.safetensors")):
+        return embedded
+    return Path(folder)
+
+
+def _check_program(
+    artifact: Artifact, request: "Request", weights: "WeightSource | None", device: "torch.device"
+) -> Iterator[Check]:
+    from tune_model.extract.trace import SourceError
+    from tune_model.package.verification.model import check_model
+    from tune_model.package.verification.original import OriginalError, build_original
+
+    expected = "a program that computes what the model computes"
+    source = _weights(artifact, request) if weights is None else weights
+    try:
+        original = build_original(request, source, device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what differs between the machines is in the report already
+            tuned = start(artifact, original if source is None else source, device)
+        yield from check_model(tuned, original, request)
+    except (OriginalError, SourceError) as error:
+        yield Check("program", "skipped", f"no original model here: {error}", expected)
+    except (TuneModelError, RuntimeError) as error:
+        yield Check("program", "failed", f"{type(error).__name__}: {error}", expected)

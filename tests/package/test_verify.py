@@ -1,0 +1,112 @@
+from pathlib import Path
+
+import handmade
+import msgspec
+import torch
+from forge import Files, edit_json, write_folder
+
+from tune_model.package.format.manifest import decode_manifest, encode_manifest, seal
+from tune_model.package.verify import Check, verify
+from tune_model.package.write import write_artifact
+
+
+def failed(checks: tuple[Check, ...]) -> list[str]:
+    return [check.name for check in checks if check.outcome == "failed"]
+
+
+def test_a_sound_artifact_passes(artifact_file: Path):
+    seen: list[Check] = []
+    report = verify(artifact_file, weights=handmade.weights(), report=seen.append)
+    assert report.passed
+    assert tuple(seen) == report.checks
+    names = [check.name for check in report.checks]
+    assert names[0] == "files"
+    assert "to run: machine" in names
+    assert "kernel of matmul 1x8x8 f32 + relu at (1,): cpp_small(unroll=8)" in names
+    assert "kernel of matmul 16x8x8 f32 + relu at (16,): aten" in names
+    # The grid's ends, and a size beside it.
+    assert names[-3:] == ["forward batch=1: y", "forward batch=16: y", "forward batch=7: y"]
+    assert {check.outcome for check in report.checks} == {"passed"}
+
+
+def test_weights_inside_are_compared(tmp_path: Path):
+    path = write_artifact(tmp_path / "a.tuned", handmade.contents(weights=handmade.weights()))
+    assert verify(path).passed
+
+
+def test_a_damaged_file_is_a_failed_check(tmp_path: Path, files: Files):
+    folder = write_folder(tmp_path / "a", {**files, "config.yaml": b"name: hand_ade\n"})
+    report = verify(folder)
+    assert not report.passed
+    (check,) = report.checks
+    assert check.name.endswith("config.yaml: the SHA-256")
+
+
+def test_another_machine_is_a_failed_check_and_nothing_runs(tmp_path: Path, files: Files):
+    manifest = decode_manifest(files["manifest.json"], "")
+    run = msgspec.structs.replace(manifest.must_match_to_run, isa=("made_up_2040",))
+    sealed = seal(msgspec.structs.replace(manifest, must_match_to_run=run))
+    report = verify(write_folder(tmp_path / "a", {**files, "manifest.json": encode_manifest(sealed)}))
+    assert failed(report.checks) == ["to run: isa"]
+    assert not any(check.name.startswith("kernel") for check in report.checks)
+
+
+def test_a_slower_machine_is_noted(tmp_path: Path, files: Files):
+    manifest = decode_manifest(files["manifest.json"], "")
+    optimal = msgspec.structs.replace(manifest.must_match_to_stay_optimal, name="Another CPU")
+    sealed = seal(msgspec.structs.replace(manifest, must_match_to_stay_optimal=optimal))
+    folder = write_folder(tmp_path / "a", {**files, "manifest.json": encode_manifest(sealed)})
+    report = verify(folder, weights=handmade.weights())
+    assert report.passed
+    assert [c.name for c in report.checks if c.outcome == "noted"] == ["to stay optimal: name"]
+
+
+def test_a_wrong_kernel_fails_itself_and_the_program(tmp_path: Path):
+    """A kernel that forgets the relu: right shapes, wrong numbers."""
+    code = handmade.compiled(handmade.SOURCE.replace("sum > 0 ? sum : 0", "sum"))
+    path = write_artifact(tmp_path / "a.tuned", handmade.contents(tuning=handmade.tuning(code)))
+    report = verify(path, weights=handmade.weights())
+    assert failed(report.checks) == [
+        "kernel of matmul 1x8x8 f32 + relu at (1,): cpp_small(unroll=8)",
+        "forward batch=1: y",
+    ]
+
+
+def test_a_kernel_that_leaves_a_gap_fails(tmp_path: Path):
+    code = handmade.compiled(handmade.SOURCE.replace("j < 8; ++j) {", "j < 7; ++j) {"))
+    path = write_artifact(tmp_path / "a.tuned", handmade.contents(tuning=handmade.tuning(code)))
+    assert failed(verify(path, weights=handmade.weights()).checks)[0].startswith("kernel of matmul 1x8x8")
+
+
+def test_a_wrong_program_fails_the_program_alone(tmp_path: Path, files: Files):
+    """Every kernel is right, but a constant of the program is not the model's."""
+    path = write_artifact(tmp_path / "a.tuned", handmade.contents(constants={"scale": torch.tensor(0.25)}))
+    names = failed(verify(path, weights=handmade.weights()).checks)
+    assert names == ["forward batch=1: y", "forward batch=16: y", "forward batch=7: y"]
+
+
+def test_weights_that_do_not_fit_are_said_so(artifact_file: Path):
+    weights = {**handmade.weights(), "w1": torch.zeros(3, 3)}
+    report = verify(artifact_file, weights=weights)
+    assert failed(report.checks) == ["program"]
+    assert "w1" in report.checks[-1].seen
+
+
+def test_an_operator_off_the_list_fails_before_anything_runs(tmp_path: Path, files: Files):
+    def change(document: dict) -> None:
+        document["steps"][2]["op"] = "aten.from_file.default"
+
+    folder = write_folder(tmp_path / "a", edit_json(files, "programs/forward.json", change))
+    report = verify(folder, weights=handmade.weights())
+    assert failed(report.checks) == ["operators"]
+    assert report.checks[-1].name == "operators"
+
+
+def test_without_the_original_the_program_is_skipped(tmp_path: Path, files: Files):
+    request = msgspec.structs.replace(
+        handmade.contents().request, source=type(handmade.contents().request.source)("no_such_module:model")
+    )
+    report = verify(write_folder(tmp_path / "a", files), request=request, weights=handmade.weights())
+    assert report.passed
+    assert report.checks[-1].outcome == "skipped"
+    assert "no_such_module" in report.checks[-1].seen

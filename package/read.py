@@ -57,7 +57,7 @@ class Artifact:
     Attributes:
         path: Where it lies.
         manifest: What it is.
-        programs: By phase.
+        programs: By phase, in the request's order.
         replay: Which kernel runs where.
         code: Machine code by SHA-256.
         files: Every file's bytes, as they were when they were checked; large ones are maps.
@@ -121,7 +121,8 @@ def _display(place: Path, member: str) -> str:
 
 def _assemble(place: Path, manifest: Manifest, files: Mapping[str, memoryview]) -> Artifact:
     programs: dict[str, Program] = {}
-    for member in sorted(files):
+    order = {phase.name: number for number, phase in enumerate(manifest.request.phases)}
+    for member in sorted(files, key=lambda member: (order.get(program_name(member) or "", len(order)), member)):
         name = program_name(member)
         if name is not None:
             file = _display(place, member)

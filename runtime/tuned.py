@@ -130,7 +130,7 @@ class TunedModel:
         Raises:
             InputError: The inputs do not fit.
         """
-        phase = "forward" if "forward" in self.programs else next(iter(self.programs))
+        phase = next((name for name in ("forward", "prefill") if name in self.programs), next(iter(self.programs)))
         program = self.programs[phase]
         names = [item.name for item in program.inputs if item.role == "user"]
         if len(args) > len(names):

@@ -62,8 +62,8 @@ class Builds:
         return self._done[candidate]
 
     def settle(self) -> None:
-        """Wait until nothing is being built for this task."""
-        while self._tickets:
+        """Wait until nothing is being built for this task, or the budget is spent."""
+        while self._tickets and not self.shop.out_of_time:
             self._collect()
 
     def as_ready(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:

@@ -41,6 +41,7 @@ class Contest:
         candidates: All that compete, the baseline first.
         refused: Families that do not accept the task, and why.
         outcome: As recorded by an earlier run, else `None` until `run`.
+        complete: The whole list was raced; not so when the budget ran out meanwhile.
     """
 
     def __init__(self, planned: PlannedTask, policy: Policy, shop: Workshop) -> None:
@@ -66,6 +67,7 @@ class Contest:
         sources = tuple(shop.source(family) for family in accepting)
         self.key = race_key(sources, planned.key, shop.target_key, policy.key, shop.options.effort)
         self.outcome = None if shop.options.recheck else shop.records.outcome(self.key)
+        self.complete = True
         self.builds = Builds(planned, self.baseline, shop, self._is_known)
         self._errors: dict[Candidate, float] = {}
         self._times: dict[Candidate, float] = {}
@@ -223,9 +225,9 @@ class Contest:
                 # The few best of a descent meet the listed candidates in the race.
                 rivals += [Candidate(name, config) for config in self._descend(name)[:3]]
         finalists = race(self.builds.as_ready(rivals), self, RaceRules(), self._layouts_of)
-        complete = not self.shop.out_of_time
+        self.complete = not self.shop.out_of_time
         outcome = self._final([c for c in finalists if c != self.baseline])
-        if complete:
+        if self.complete:
             self.shop.records.add(self.key, self.planned.key, outcome)
         return outcome
 

@@ -39,7 +39,11 @@ class CudaCalls:
 
 
 class CudaStopwatch:
-    """Times candidates on one GPU, on a stream of its own."""
+    """Times candidates on one GPU, on a stream of its own.
+
+    Attributes:
+        spoiled: A capture failed; this process should measure no more.
+    """
 
     def __init__(self, device: torch.device, sample_us: float) -> None:
         """Prepare.
@@ -53,6 +57,7 @@ class CudaStopwatch:
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
         self.last_used = 0.0
+        self.spoiled = False
         self.nvml = Nvml(str(torch.cuda.get_device_properties(device).uuid))
 
     def prepare(self, run: Callable[[int], None], copies: int) -> CudaCalls:
@@ -67,7 +72,7 @@ class CudaStopwatch:
             graph, spent_us = self._capture(run, copies, calls)
             if spent_us < 0.5 * self.sample_us and calls < CALLS_AT_MOST:
                 # Launches from Python were slower than the kernel itself, so the first guess was too short.
-                calls = min(CALLS_AT_MOST, round(calls * self.sample_us / max(spent_us, 1.0)))
+                calls = _whole_turns(calls * self.sample_us / max(spent_us, 1.0), copies)
                 graph, _ = self._capture(run, copies, calls)
         self.last_used = time.monotonic()
         return CudaCalls(graph, calls)
@@ -144,7 +149,7 @@ class CudaStopwatch:
         end = self._mark()
         self.stream.synchronize()
         estimate_us = max(float(start.elapsed_time(end)) * 1000.0 / 3, 1.0)
-        return max(copies, min(CALLS_AT_MOST, round(self.sample_us / estimate_us)), 2)
+        return _whole_turns(self.sample_us / estimate_us, copies)
 
     def _capture(self, run: Callable[[int], None], copies: int, calls: int) -> tuple[torch.cuda.CUDAGraph, float]:
         """Capture `calls` calls and replay them once; returns what that took as well."""
@@ -154,10 +159,11 @@ class CudaStopwatch:
         try:
             for number in range(calls):
                 run(number % copies)
+            graph.capture_end()
         except BaseException:
-            self._abandon(graph)
+            # A capture that is cut off leaves torch's allocator in the middle of it.
+            self.spoiled = True
             raise
-        graph.capture_end()
         graph.replay()  # uploads it
         start = self._mark()
         graph.replay()
@@ -170,13 +176,11 @@ class CudaStopwatch:
         event.record(self.stream)
         return event
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a failed capture so that the stream can be used again."""
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            # Expected: the capture was invalidated by what the candidate did. The pool may be left marked as in use.
-            self.pool = torch.cuda.graph_pool_handle()
+
+def _whole_turns(calls: float, copies: int) -> int:
+    """Round to whole turns through the copies: a turn that is cut short would meet its start again while it is warm."""
+    turns = min(calls, CALLS_AT_MOST) / copies
+    return copies * max(1, round(turns), -(-2 // copies))
 
 
 @contextmanager

@@ -67,4 +67,4 @@ def policy_for(target: Target, program_bytes: int) -> Policy:
     if isinstance(target, CpuTarget):
         rungs = (Rung(500.0, 5), Rung(1000.0, 8))
         return Policy("cpu-rounds", 1, rotate, rungs, Rung(1000.0, 21))
-    return Policy("cuda-graph", 1, rotate, (Rung(1000.0, 3), Rung(1500.0, 8)), Rung(1500.0, 31))
+    return Policy("cuda-graph", 1, rotate, (Rung(1000.0, 3), Rung(1000.0, 8)), Rung(1000.0, 31))

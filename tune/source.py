@@ -8,6 +8,7 @@ import ast
 import hashlib
 import importlib.util
 import inspect
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -75,7 +76,8 @@ def _file_of(module: str) -> Path | None:
     return Path(origin) if origin else None
 
 
-def _imports(path: Path) -> list[str]:
+@lru_cache(maxsize=256)
+def _imports(path: Path) -> tuple[str, ...]:
     names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -83,4 +85,4 @@ def _imports(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.append(node.module)
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return names
+    return tuple(names)

@@ -141,6 +141,9 @@ class _Run:
                     contest.run()
                 except InterruptedRaceError:
                     self.stopped = "interrupted"
+                    shop.stop.clear()  # what is left to do is to assemble what there is
+                if not contest.complete:
+                    self.stopped = "budget"
         best = select_winner(_finalists(contest))
         baseline_us = _finalists(contest)[0].median_us
         seconds = time.monotonic() - started

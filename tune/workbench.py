@@ -217,6 +217,7 @@ class Workbench:
     def _probe(self) -> None:
         if self.device.type != "cuda":
             return
+        self.broken = self.broken or self.stopwatch.spoiled
         try:
             torch.cuda.synchronize(self.device)
         except RuntimeError:

@@ -98,8 +98,13 @@ def _refuse(op: str, reason: str) -> OperatorError:
     return OperatorError(f"operator {op!r} {reason}; expected an ATen operator over tensors, or one of {sorted(_OWN)}")
 
 
-def _returns_tensors(overload: Any) -> bool:
-    return all(str(r.type) in {"Tensor", "List[Tensor]"} for r in overload._schema.returns)
+# They also return sequence lengths, which nobody reads.
+_WITH_LENGTHS = frozenset({"_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention"})
+
+
+def _returns_tensors(overload: Any, name: str) -> bool:
+    allowed = {"Tensor", "List[Tensor]", *({"int", "SymInt"} if name in _WITH_LENGTHS else ())}
+    return all(str(r.type) in allowed for r in overload._schema.returns)
 
 
 def _overload(op: str) -> Any:
@@ -121,7 +126,7 @@ def _overload(op: str) -> Any:
         raise _refuse(op, f"does not exist in torch {torch.__version__}") from error
     if not isinstance(overload, torch._ops.OpOverload):
         raise _refuse(op, "is not an operator overload")
-    if not _returns_tensors(overload):
+    if not _returns_tensors(overload, name):
         raise _refuse(op, "does not return tensors")
     dynamic = torch.Tag.dynamic_output_shape in overload.tags or torch.Tag.data_dependent_output in overload.tags
     if dynamic and name not in _SIZED_BY_ARGUMENTS:

@@ -41,3 +41,52 @@ def decode_form(
     out = TensorType(dtype, (batch, heads, 1, head_dim), (heads * head_dim, head_dim, heads * head_dim, 1))
     body = (written, attention) if append else (attention,)
     return Form("attention", (), tuple(parameters), body, (Parameter("t0", out),))
+
+
+def causal_form(
+    *,
+    batch: int = 1,
+    heads: int = 8,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    length: int = 100,
+    max_length: int = 128,
+    dtype: str = "bfloat16",
+) -> Form:
+    """A fresh prefill: the prompt's keys and values go to the cache and are attended to directly."""
+    cache = TensorType(dtype, (batch, kv_heads, max_length, head_dim))
+    new = TensorType(dtype, (batch, kv_heads, length, head_dim))
+    parameters = (
+        Parameter("a0", cache, "cache"),
+        Parameter("a1", cache, "cache"),
+        Parameter("a2", new),
+        Parameter("a3", new),
+        Parameter("a4", TensorType("int64", (batch, length)), values=ValueRange(0, length - 1)),
+        Parameter("a5", TensorType(dtype, (batch, heads, length, head_dim))),
+    )
+    body = (
+        Call("tune_model.append_kv", tuple(Ref(f"a{i}") for i in range(5)), (), ()),
+        Call("tune_model.causal_attention", (Ref("a5"), Ref("a2"), Ref("a3"), head_dim**-0.5, None, None), (), ("t0",)),
+    )
+    out = TensorType(dtype, (batch, heads, length, head_dim))
+    return Form("attention", (), parameters, body, (Parameter("t0", out),))
+
+
+def sdpa_form(
+    *,
+    batch: int = 2,
+    heads: int = 4,
+    head_dim: int = 64,
+    length: int = 33,
+    dtype: str = "float16",
+    masked: bool = False,
+) -> Form:
+    """An encoder's attention, with a boolean padding mask or none."""
+    type_ = TensorType(dtype, (batch, heads, length, head_dim))
+    parameters = [Parameter(f"a{i}", type_) for i in range(3)]
+    arguments: list[Ref] = [Ref("a0"), Ref("a1"), Ref("a2")]
+    if masked:
+        parameters.append(Parameter("a3", TensorType("bool", (batch, 1, length, length))))
+        arguments.append(Ref("a3"))
+    call = Call("aten.scaled_dot_product_attention.default", tuple(arguments), (), ("t0",))
+    return Form("attention", (), tuple(parameters), (call,), (Parameter("t0", type_),))

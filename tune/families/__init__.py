@@ -7,6 +7,7 @@ task. Importing a family needs neither Triton nor a compiler; building does.
 from tune_model.tune.candidate import Family
 from tune_model.tune.families import (
     aten,
+    sdpa,
     triton_decode_attention,
     triton_gemv,
     triton_matmul,
@@ -26,6 +27,7 @@ _CUDA: tuple[Family, ...] = (
     triton_rows.FAMILY,
     triton_pointwise.FAMILY,
     triton_decode_attention.FAMILY,
+    sdpa.FAMILY,
 )
 _CPU: tuple[Family, ...] = (aten.FAMILY,)
 

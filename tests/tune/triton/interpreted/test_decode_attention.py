@@ -1,7 +1,8 @@
 import pytest
 import torch
 from attention_forms import decode_form
-from interpreted import fill, interpret, relative_error, run_body
+from form_runs import fill, relative_error, run_body
+from interpreted import interpret
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.tune.families.triton_decode_attention import FAMILY

@@ -1,6 +1,7 @@
 import pytest
 import torch
-from interpreted import fill, interpret, relative_error, run_body
+from form_runs import fill, relative_error, run_body
+from interpreted import interpret
 from matmul_forms import linear, product
 
 from tune_model.extract.task import NumericRules, Task

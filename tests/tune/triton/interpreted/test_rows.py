@@ -3,13 +3,13 @@ import math
 import pytest
 import torch
 from form_builder import FormBuilder, random_inputs, run_results
-from interpreted import interpret, relative_error
+from form_runs import relative_error
+from interpreted import interpret
+from row_forms import rms_norm
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.program import Form
 from tune_model.tune.families import triton_pointwise, triton_rows
-
-bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def check(form: Form, inputs=None, *, tolerance: float = 2e-6, configs=None) -> None:
@@ -35,21 +35,6 @@ def tiles(*pairs: tuple[int, int]) -> list[dict[str, int]]:
 
 
 ALL = tiles((1, 128), (4, 128), (2, 64), (1, 32))
-
-
-def rms_norm(rows: int, columns: int) -> Form:
-    b = FormBuilder("reduction")
-    x, residual, weight = (
-        b.input((rows, columns), "bfloat16"),
-        b.input((rows, columns), "bfloat16"),
-        b.input((columns,), "bfloat16"),
-    )
-    summed = b.call("add.Tensor", x, residual)
-    wide = b.call("_to_copy.default", summed, dtype=f32)
-    mean = b.call("mean.dim", b.call("pow.Tensor_Scalar", wide, 2), [-1], True)
-    scale = b.call("rsqrt.default", b.call("add.Tensor", mean, 1e-6))
-    normal = b.call("_to_copy.default", b.call("mul.Tensor", wide, scale), dtype=bf16)
-    return b.form(summed, b.call("mul.Tensor", weight, normal))
 
 
 def test_residual_and_rms_norm_whole_packed_and_looped():

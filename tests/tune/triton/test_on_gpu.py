@@ -1,0 +1,141 @@
+"""Every CUDA family's kernels on a real GPU, launched as the runtime launches them, against float64."""
+
+from itertools import islice
+
+import pytest
+import torch
+from attention_forms import causal_form, decode_form, sdpa_form
+from devices import current_cuda_target
+from form_runs import fill, relative_error, run_body
+from matmul_forms import linear, product
+from row_forms import argmax, gelu_chain, rms_norm, softmax
+
+from tune_model.extract.task import NumericRules, Task
+from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.program import Form
+from tune_model.runtime.replay import slot_sizes, unmet
+from tune_model.tune.candidate import Built, Candidate, Effort, label
+from tune_model.tune.families import families_for, family_named
+from tune_model.tune.target import CpuTarget
+
+pytestmark = pytest.mark.gpu
+
+
+def check(form: Form, family_name: str, count: int = 3) -> None:
+    """Build the first configurations and compare each with the body in float64, and with the body's own error."""
+    target = current_cuda_target()
+    task = Task(form, NumericRules())
+    family = family_named(family_name)
+    refusal = family.accepts(task, target)
+    assert refusal is None, refusal
+    inputs = [
+        t.cuda()
+        if t.is_contiguous()
+        else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda").copy_(t)
+        for t in fill(form)
+    ]
+    exact = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])
+    baseline = run_body(form, [t.clone() for t in inputs])
+    ran = 0
+    for config in islice(family.configurations(task, target, Effort.BALANCED), count):
+        built = family.build(task, config, target)
+        if not isinstance(built, Built):
+            assert built.reason in {"shared memory", "spills"}, (label(Candidate(family_name, config)), built)
+            continue
+        sizes = slot_sizes(form)
+        assert not [p for r in built.kernel.requires if (p := unmet(r, sizes, {}))]
+        bound = bind_kernel(built.kernel, form, built.code, torch.device("cuda"))
+        results = bound([t.clone() for t in inputs])
+        torch.cuda.synchronize()
+        ran += 1
+        for result, wanted, own in zip(results, exact, baseline, strict=True):
+            if not wanted.is_floating_point():
+                assert torch.equal(result, own), label(Candidate(family_name, config))
+                continue
+            limit = 2 * relative_error(own, wanted) + torch.finfo(result.dtype).eps
+            assert relative_error(result, wanted) <= limit, label(Candidate(family_name, config))
+    assert ran
+
+
+@pytest.mark.parametrize("tail", ["", "bias", "residual", "gelu", "swiglu"])
+@pytest.mark.parametrize("m", [1, 3])
+def test_gemv(m: int, tail: str):
+    check(linear(m, 1536, 4096, tail=tail), "triton_gemv")
+
+
+@pytest.mark.parametrize("tail", ["", "residual", "swiglu"])
+@pytest.mark.parametrize("m", [1, 16, 50, 257])
+def test_matmul(m: int, tail: str):
+    check(linear(m, 1536, 2048, tail=tail), "triton_matmul", 8)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1000, 777), (31, 80)])
+def test_ragged_matmul(n: int, k: int):
+    check(linear(33, n, k, "float16", tail="bias"), "triton_matmul", 8)
+    check(linear(2, n, k, "float16", tail="bias"), "triton_gemv", 8)
+
+
+def test_float32_and_contiguous_columns():
+    check(product(70, 512, 300), "triton_matmul")
+    check(product(1, 512, 300), "triton_gemv")
+
+
+@pytest.mark.parametrize("tail", ["", "residual", "swiglu"])
+def test_split_k(tail: str):
+    check(linear(16, 1024, 4096, tail=tail), "triton_split_k", 6)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 4096), (5, 100), (2048, 4096), (3, 40000)])
+def test_rows(rows: int, columns: int):
+    check(rms_norm(rows, columns), "triton_rows", 12)
+
+
+def test_softmax_and_argmax():
+    check(softmax(64, 3000), "triton_rows", 12)
+    check(softmax(4, 131072, "bfloat16"), "triton_rows", 6)
+    check(argmax(2, 128256), "triton_rows", 6)
+
+
+def test_pointwise():
+    check(gelu_chain(300, 1000), "triton_pointwise", 6)
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_decode_attention(batch: int):
+    form = decode_form(
+        batch=batch,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        length=1088,
+        context=(0, 1087),
+        dtype="bfloat16",
+        scale=128**-0.5,
+    )
+    check(form, "triton_decode_attention", 12)
+
+
+def test_decode_attention_with_window_and_cap():
+    form = decode_form(batch=4, length=700, context=(0, 699), dtype="bfloat16", window=128, softcap=30.0)
+    check(form, "triton_decode_attention", 6)
+
+
+def test_prefill_attention_backends():
+    check(causal_form(batch=2, heads=32, kv_heads=8, head_dim=128, length=300, max_length=512), "sdpa", 4)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_encoder_attention_backends(masked: bool):
+    check(sdpa_form(batch=3, heads=12, head_dim=64, length=77, masked=masked), "sdpa", 4)
+
+
+def test_the_baseline_runs_every_form():
+    for form in (linear(5, 64, 64, tail="swiglu"), rms_norm(4, 64), decode_form()):
+        check(form, "aten", 1)
+
+
+def test_only_cuda_families_are_listed_for_a_gpu():
+    names = [family.name for family in families_for(current_cuda_target())]
+    assert names[0] == "aten"
+    cpu = CpuTarget("x86_64", (), "cpu", 1, 1, 1, "g++", "2.11")
+    assert not {"triton_gemv", "sdpa"} & {family.name for family in families_for(cpu)}

@@ -12,6 +12,8 @@ __all__ = ["COMMANDS", "DEFAULT"]
 # Name -> what it does, as `tune-model --help` prints it. The order here is the order there.
 COMMANDS: Final = {
     "tune": "Tune a model and write its artifact (the default command).",
+    "inspect": "Show what is inside an artifact, running none of it.",
+    "verify": "Check an artifact on this machine against its model.",
     "bench": "Time a tuned model beside eager and torch.compile.",
     "plan": "Show programs, tasks and candidates without tuning and without a GPU.",
     "schema": "Print the configuration's JSON Schema, for editors and validators.",

@@ -50,8 +50,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     """Time every point and print the table."""
     from tune_model.package.load import load
     from tune_model.package.read import open_artifact
+    from tune_model.package.verification.original import build_original
     from tune_model.pipeline.bench.interleave import interleave
-    from tune_model.pipeline.bench.original import build_original
     from tune_model.pipeline.bench.points import contenders_at, points_of
     from tune_model.pipeline.console import console
 
@@ -63,7 +63,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
         raise click.UsageError(f"--only matches no point; there are: {names}")
     out = console()
     tuned_device = _device(device_name, manifest.target.__class__.__name__)
-    original = build_original(request, tuned_device, None if weights_path is None else Path(weights_path))
+    original = build_original(request, None if weights_path is None else Path(weights_path), tuned_device)
     tuned = load(artifact_path, weights=original, device=tuned_device)
     rows: list[dict[str, Any]] = []
     for point in points:

@@ -42,6 +42,10 @@ class Polynomial:
         return self + other * Polynomial({(): -1})
 
     def __mul__(self, other: "Polynomial") -> "Polynomial":
+        return _product(self, other)
+
+    def times(self, other: "Polynomial") -> "Polynomial":
+        """Multiply, without looking whether that was done before."""
         terms: dict[Term, int] = {}
         for a, ca in self.terms:
             for b, cb in other.terms:
@@ -93,6 +97,11 @@ class Polynomial:
             sign = "-" if coefficient < 0 else "+"
             text += (f" {sign} " if text else "-" * (coefficient < 0)) + "*".join(factors)
         return text
+
+
+@lru_cache(maxsize=65536)
+def _product(a: Polynomial, b: Polynomial) -> Polynomial:
+    return a.times(b)
 
 
 def _divide_term(a: tuple[Term, int], b: tuple[Term, int]) -> tuple[Term, int] | None:

@@ -3,6 +3,7 @@
 After `rewrite.spelling` a program knows four views: `aten.view`, `aten.permute`, `aten.expand` and `aten.slice`.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from tune_model.extract.algebra import Polynomial, polynomial, same, tidy
@@ -35,6 +36,7 @@ class View(NamedTuple):
     offset: Polynomial
 
 
+@lru_cache(maxsize=16384)
 def row_major(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """Return contiguous strides."""
     strides: list[Dim] = []
@@ -50,6 +52,7 @@ def strides_of(type_: TensorType) -> tuple[Dim, ...]:
     return row_major(type_.shape) if type_.strides is None else type_.strides
 
 
+@lru_cache(maxsize=16384)
 def _is_row_major(shape: tuple[Dim, ...], strides: tuple[Dim, ...]) -> bool:
     run = ONE
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
@@ -65,6 +68,7 @@ def is_row_major(type_: TensorType) -> bool:
     return type_.strides is None or _is_row_major(type_.shape, type_.strides)
 
 
+@lru_cache(maxsize=16384)
 def make_type(dtype: str, shape: tuple[Dim, ...], strides: tuple[Dim, ...] | None = None) -> TensorType:
     """Make a type with canonical texts, `strides=None` where they are row-major."""
     shape = tuple(tidy(s) for s in shape)
@@ -92,6 +96,7 @@ def size_args(shape: tuple[Dim, ...]) -> Items:
     return Items(tuple(dim_arg(s) for s in shape))
 
 
+@lru_cache(maxsize=16384)
 def view_strides(type_: TensorType, shape: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
     """Return the strides of a reshape, or `None` when it has to copy (for some value of the symbols).
 

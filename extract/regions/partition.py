@@ -5,7 +5,7 @@ are step numbers, so any set of regions that all have one can be executed in tha
 that write a cache keep their order to every other step on that cache.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 from tune_model.extract.algebra import Polynomial, polynomial
@@ -16,7 +16,7 @@ from tune_model.extract.regions.naming import Canonical
 from tune_model.extract.regions.region import Operand, Region
 from tune_model.extract.regions.vocabulary import OpClass, classify
 from tune_model.extract.rewrite.graph import MUTATING, READ_BY_CALLER, Graph, map_refs, refs
-from tune_model.runtime.program import Call, FormKind, Program, Ref, ValueRange
+from tune_model.runtime.program import Arg, Call, FormKind, Items, Program, Ref, TensorType, ValueRange
 
 __all__ = ["Formed", "Partition"]
 
@@ -53,6 +53,7 @@ class Partition:
         self._position: dict[int, int] = {}
         self._roots: dict[str, _Root] = {}
         self._readers: dict[str, list[int]] = {}
+        self._known: dict[Hashable, Canonical | Misfit] = {}
         self._inputs = {i.name: i for i in program.inputs}
         for index, step in enumerate(self.graph.steps):
             if step.op in VIEWS:
@@ -74,7 +75,7 @@ class Partition:
             index = self.graph.producer.get(found[-1])
             if index is None or self.graph.steps[index].op not in VIEWS:
                 return found
-            found.append(next(refs(self.graph.steps[index])))
+            found.append(refs(self.graph.steps[index])[0])
 
     def root(self, name: str) -> str:
         """Return what a value is a view of, after all views."""
@@ -88,7 +89,7 @@ class Partition:
             if step is None or step.op not in VIEWS:
                 known = _Root(name, polynomial(0))
             else:
-                source = next(refs(step))
+                source = refs(step)[0]
                 found = view(step, self.graph.type(source))
                 if found is None:
                     raise ValueError(f"{step.op} of {source} cannot be a view")
@@ -173,14 +174,27 @@ class Partition:
         try:
             region = self.region(kind, members)
             return Formed(frozenset(members), position, region, self.canonical(region))
-        except Misfit as why:
-            self.why = why
+        except Misfit:
             return None
 
     def canonical(self, region: Region) -> Canonical:
-        """Return a region's canonical form."""
+        """Return a region's canonical form; regions that differ in names only are worked out once.
+
+        Raises:
+            Misfit: It has none.
+        """
         made = {r: self.graph.type(r) for c in region.calls for r in c.results if r is not None}
-        return canonicalise(region, made)
+        key = _anonymous(region, made)
+        known = self._known.get(key)
+        if known is None:
+            try:
+                known = canonicalise(region, made)
+            except Misfit as why:
+                known = why
+            self._known[key] = known
+        if isinstance(known, Misfit):
+            raise known
+        return known
 
     def accept(self, formed: Formed) -> None:
         """Make a region final."""
@@ -203,6 +217,34 @@ class Partition:
         """Say whether two values are the same view of the same memory."""
         mine, other = self._root(a), self._root(b)
         return mine == other and self.graph.type(a) == self.graph.type(b)
+
+
+def _anonymous(region: Region, made: Mapping[str, TensorType]) -> Hashable:
+    """Return everything of a region but its names."""
+    number = {name: i for i, name in enumerate((*(o.name for o in region.operands), *made))}
+
+    def encode(args: Iterable[Arg]) -> tuple[Hashable, ...]:
+        return tuple(
+            ("value", number[a.name])
+            if isinstance(a, Ref)
+            else ("list", encode(a.items))
+            if isinstance(a, Items)
+            else (type(a), a)
+            for a in args
+        )
+
+    calls = tuple(
+        (
+            c.op,
+            encode(c.args),
+            tuple(k for k, _ in c.kwargs),
+            encode(v for _, v in c.kwargs),
+            tuple(number[r] for r in c.results if r),
+        )
+        for c in region.calls
+    )
+    operands = tuple((o.type, o.role, o.values) for o in region.operands)
+    return region.kind, calls, operands, tuple(made.values()), tuple(number[r] for r in region.results)
 
 
 class _Builder:

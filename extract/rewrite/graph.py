@@ -4,7 +4,7 @@ Passes look at the program as it was when the graph was built, register replacem
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,20 +18,21 @@ READ_BY_CALLER = -1
 MUTATING = frozenset({"tune_model.append_kv"})
 
 
-def refs(call: Call) -> Iterator[str]:
-    """Yield the values a call reads, in order, with repetitions."""
+def refs(call: Call) -> list[str]:
+    """Return the values a call reads, in order, with repetitions."""
+    found: list[str] = []
+    _collect(call.args, found)
+    if call.kwargs:
+        _collect(tuple(v for _, v in call.kwargs), found)
+    return found
 
-    def walk(arg: Arg) -> Iterator[str]:
+
+def _collect(args: tuple[Arg, ...], found: list[str]) -> None:
+    for arg in args:
         if isinstance(arg, Ref):
-            yield arg.name
+            found.append(arg.name)
         elif isinstance(arg, Items):
-            for item in arg.items:
-                yield from walk(item)
-
-    for arg in call.args:
-        yield from walk(arg)
-    for _, arg in call.kwargs:
-        yield from walk(arg)
+            _collect(arg.items, found)
 
 
 def map_refs(call: Call, rename: Callable[[str], str]) -> Call:
@@ -81,6 +82,7 @@ class Graph:
         self._before: dict[int, list[Call]] = {}
         self._changed: dict[int, Call] = {}
         self._counts: Counter[str] = Counter()
+        self._touched = False
 
     # -------------------------------------------------------------------------------------------------------- reading
 
@@ -106,6 +108,7 @@ class Graph:
 
     def add(self, index: int, step: Call, type_: TensorType, like: str) -> str:
         """Insert a call before step `index`; returns the one value it makes, named after `like`."""
+        self._touched = True
         name = self._fresh(like)
         self._before.setdefault(index, []).append(Call(step.op, step.args, step.kwargs, (name,)))
         self._types[name] = type_
@@ -113,19 +116,23 @@ class Graph:
 
     def change(self, index: int, call: Call) -> None:
         """Put another call in a step's place; it makes the same values."""
+        self._touched = True
         self._changed[index] = call
 
     def add_weight(self, weight: Weight) -> None:
         """Add a value from the checkpoint."""
+        self._touched = True
         self.weights[weight.name] = weight
         self._types[weight.name] = weight.type
 
     def retype(self, name: str, type_: TensorType) -> None:
         """Give a value another type."""
+        self._touched = self._touched or self._types[name] != type_
         self._types[name] = type_
 
     def replace(self, old: str, new: str) -> None:
         """Let everything that reads `old` read `new`."""
+        self._touched = True
         self._instead[old] = new
 
     def resolve(self, name: str) -> str:
@@ -141,15 +148,20 @@ class Graph:
             if name not in self._types:
                 return name
 
+    def _redirected(self, call: Call) -> Call:
+        return map_refs(call, self.resolve) if any(n in self._instead for n in refs(call)) else call
+
     def finish(self) -> Program:
         """Return the edited program without the steps, weights and constants that nothing reads any more."""
+        if not self._touched:
+            return self.program
         edited: list[Call] = []
         for index, step in enumerate(self.steps):
             edited.extend(self._before.get(index, ()))
             edited.append(self._changed.get(index, step))
         edited.extend(self._before.get(len(self.steps), ()))
         outputs = tuple(Output(o.name, self.resolve(o.value)) for o in self.program.outputs)
-        kept, wanted = _live([map_refs(c, self.resolve) for c in edited], {o.value for o in outputs})
+        kept, wanted = _live([self._redirected(c) for c in edited], {o.value for o in outputs})
         made = {r for c in kept for r in c.results if r is not None}
         return msgspec.structs.replace(
             self.program,

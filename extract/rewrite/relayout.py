@@ -20,12 +20,12 @@ def relayout(program: Program) -> Program:
     graph = Graph(program)
     for index, step in enumerate(graph.steps):
         if step.op == "aten.clone.default" and step.kwargs == CONTIGUOUS and step.results[0] is not None:
-            if is_row_major(graph.type(graph.resolve(next(refs(step))))):
-                graph.replace(step.results[0], next(refs(step)))
+            if is_row_major(graph.type(graph.resolve(refs(step)[0]))):
+                graph.replace(step.results[0], refs(step)[0])
             continue
         if step.op not in VIEWS or step.results[0] is None:
             continue
-        source = graph.resolve(next(refs(step)))
+        source = graph.resolve(refs(step)[0])
         found = view(step, graph.type(source))
         if found is None:
             before = graph.type(source)

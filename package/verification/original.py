@@ -1,7 +1,8 @@
 """The model an artifact was made from, built again to compare with: with its weights, or with seeded random ones."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,33 @@ def _transformers(
     if weights is None:
         module = build_transformers(source, config, request.task, request.dtype, "sdpa")
         return _randomise(module, device)
+    with _quiet_transformers():
+        return _load_transformers(request, source, config, weights).to(device).eval()
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers from drawing progress bars: the terminal belongs to pipeline."""
+    from transformers.utils import logging
+
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
+
+
+def _load_transformers(request: Request, source: TransformersSource, config: Any, weights: Stored) -> nn.Module:
     cls = model_class(source, config, request.task)
     options: dict[str, Any] = {"dtype": torch_dtype(request.dtype), "attn_implementation": "sdpa"}
     if isinstance(weights, str | Path) and (Path(weights) / "config.json").is_file():
-        module = cls.from_pretrained(str(weights), local_files_only=True, **options)
-    else:
-        # transformers knows the older names of its checkpoints; a state dict goes through the same conversion.
-        module = cls.from_pretrained(None, config=config, state_dict=_tensors(weights), **options)
-    return module.to(device).eval()  # type: ignore[no-any-return]
+        return cls.from_pretrained(str(weights), local_files_only=True, **options)  # type: ignore[no-any-return]
+    # transformers knows the older names of its checkpoints, and a state dict goes through the same conversion; but only
+    # for a model's own class, which building it (without memory) tells.
+    cls = type(build_transformers(source, config, request.task, request.dtype, "sdpa"))
+    return cls.from_pretrained(None, config=config, state_dict=_tensors(weights), **options)  # type: ignore[no-any-return]
 
 
 def _tensors(weights: Stored) -> dict[str, Tensor]:

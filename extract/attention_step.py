@@ -155,7 +155,7 @@ def causal_attention_steps(log: AttentionLog) -> Iterator[str]:
             raise TraceError(f"{where} got {_kind(attention_mask)} as its mask; expected a causal one")
         if is_causal is False or getattr(module, "is_causal", True) is False:
             raise TraceError(f"{where} is not causal; expected a decoder's self-attention")
-        unknown = sorted(k for k, v in others.items() if v is not None and k not in _HARMLESS)
+        unknown = sorted(k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS)
         if unknown:
             raise TraceError(f"{where} passes {', '.join(unknown)} to its attention, which programs do not have")
         if others.get("dropout"):

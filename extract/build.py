@@ -5,6 +5,7 @@ position ids) for real, while an 8-billion-parameter model takes seconds and no 
 ones for tracing: plain meta tensors lose constants that `forward` makes on its input's device.
 """
 
+import copy
 import importlib
 import logging
 import sys
@@ -23,6 +24,7 @@ from tune_model.extract.trace import SourceError
 __all__ = [
     "Built",
     "build_factory",
+    "build_real",
     "build_transformers",
     "load_config",
     "make_fake",
@@ -187,13 +189,44 @@ def build_transformers(
     Raises:
         SourceError: transformers cannot build it.
     """
+    with parameters_on_meta():
+        return _construct(model_class(source, config, task), config, dtype, attention)
+
+
+def build_real(source: TransformersSource, config: Any, task: str, *, at_most: int) -> torch.nn.Module | None:
+    """Build a float32 transformers model with memory, running transformers' own eager attention.
+
+    Args:
+        source: Names the class.
+        config: From `load_config`, or a smaller one.
+        task: Picks the class where the source names none.
+        at_most: Parameters it may have.
+
+    Returns:
+        `None` when it has more.
+
+    Raises:
+        SourceError: transformers cannot build it.
+    """
     cls = model_class(source, config, task)
+    with parameters_on_meta():
+        size = sum(p.numel() for p in _construct(cls, config, "float32", "eager").parameters())
+    return None if size > at_most else _construct(cls, config, "float32", "eager")
+
+
+def _construct(cls: Any, config: Any, dtype: str, attention: str) -> torch.nn.Module:
     build = cls.from_config if hasattr(cls, "from_config") else cls._from_config
     try:
-        with parameters_on_meta(), torch.no_grad():
-            model = build(config, dtype=torch_dtype(dtype), attn_implementation=attention)
-    except SourceError:
-        raise
+        with torch.no_grad():
+            # transformers notes the attention in the config it is given.
+            model = build(copy.deepcopy(config), dtype=torch_dtype(dtype), attn_implementation=attention)
+    except KeyError as error:
+        if error.args == (attention,):
+            raise SourceError(
+                f"{config.model_type} keeps its own attention classes and accepts no other attention, so its attention"
+                " cannot be recognised; expected a model that transformers runs with any attention implementation"
+            ) from error
+        raise SourceError(f"transformers could not build {cls.__name__}: no {error}") from error
     except Exception as error:  # model constructors raise whatever their code raises
         raise SourceError(
             f"transformers could not build {cls.__name__} from the {config.model_type} config: {_first_line(error)}"

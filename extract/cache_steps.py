@@ -6,23 +6,24 @@ the prompt's own keys, decode to the cache.
 
 from collections.abc import Mapping
 
+import msgspec
+
 from tune_model.extract.attention_step import ATTENTION
-from tune_model.extract.trace import Trace, TraceError
+from tune_model.extract.trace import TraceError
 from tune_model.runtime.expression import Dim
 from tune_model.runtime.program import Arg, Call, Input, Program, Ref, Step, TensorType
 
 __all__ = ["add_cache"]
 
 
-def add_cache(trace: Trace, *, max_length: int, decode: bool) -> Trace:
+def add_cache(program: Program, *, max_length: int, decode: bool) -> Program:
     """Replace every `tune_model.attention` by an append and an attention over prompt or cache.
 
     Args:
-        trace: Raw, with a `positions` input and exactly one attention per layer that owns a cache.
+        program: Raw, with a `positions` input and exactly one attention per layer that owns a cache.
         max_length: Cache slots per row.
         decode: Attend to the cache instead of the call's own keys.
     """
-    program = trace.program
     types = _types(program)
     steps: list[Step] = []
     caches: list[Input] = []
@@ -42,22 +43,7 @@ def add_cache(trace: Trace, *, max_length: int, decode: bool) -> Trace:
             else Call("tune_model.causal_attention", (query, key, value, *settings), (), step.results)
         )
         steps.append(attend)
-    inputs = (*program.inputs, *caches)
-    return trace._replace(program=_with(program, inputs, tuple(steps)))
-
-
-def _with(program: Program, inputs: tuple[Input, ...], steps: tuple[Step, ...]) -> Program:
-    return Program(
-        name=program.name,
-        symbols=program.symbols,
-        inputs=inputs,
-        weights=program.weights,
-        constants=program.constants,
-        forms=program.forms,
-        steps=steps,
-        values=program.values,
-        outputs=program.outputs,
-    )
+    return msgspec.structs.replace(program, inputs=(*program.inputs, *caches), steps=tuple(steps))
 
 
 def _types(program: Program) -> Mapping[str, TensorType]:

@@ -37,7 +37,16 @@ from tune_model.runtime.program import (
     Weight,
 )
 
-__all__ = ["UNBOUNDED", "Interface", "MutationError", "NamedInput", "SpecialisedError", "import_program", "references"]
+__all__ = [
+    "IDENTITIES",
+    "UNBOUNDED",
+    "Interface",
+    "MutationError",
+    "NamedInput",
+    "SpecialisedError",
+    "import_program",
+    "references",
+]
 
 UNBOUNDED = 2**31 - 1
 """Maximum of a symbol that nothing limits."""
@@ -326,7 +335,7 @@ class _Importer:
         if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
             return False
         op = _op_name(node.target)  # type: ignore[arg-type]
-        if op not in _IDENTITIES or before.dtype != after.dtype or before.dim() != after.dim():
+        if op not in IDENTITIES or before.dtype != after.dtype or before.dim() != after.dim():
             return False
         if op == "aten.dropout.default":
             return not node.args[2] or node.args[1] == 0.0
@@ -464,7 +473,7 @@ class _Importer:
         return Trace(program, {c.key: self.tensors[c.key] for c in program.constants})
 
 
-_IDENTITIES = _CASTS | _VIEWS | frozenset(
+IDENTITIES = _CASTS | _VIEWS | frozenset(
     {
         "aten.alias.default",
         "aten.clone.default",

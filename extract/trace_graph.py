@@ -6,7 +6,8 @@ value it is traced again as that constant.
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -107,9 +108,7 @@ def trace_graph(entry: Entry, phases: Iterable[Phase], sizes: Mapping[str, int])
                 raise
             fixed[symbol] = grid.pop()
             continue
-        notes = tuple(
-            f"{entry.phase}: {name} is fixed at {value}: the model specialises it" for name, value in fixed.items()
-        )
+        notes = tuple(f"{name} is fixed at {value}: the model specialises it" for name, value in fixed.items())
         return trace._replace(notes=(*trace.notes, *notes))
 
 
@@ -142,11 +141,8 @@ def _trace(entry: Entry, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> 
 def _export(
     entry: Entry, function: torch.nn.Module, examples: dict[str, torch.Tensor], dynamic: dict[str, dict[int, object]]
 ) -> ExportedProgram:
-    logger = logging.getLogger("torch.export")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), _quiet("torch.export", "torch._subclasses.fake_tensor"):
             warnings.simplefilter("ignore")
             return torch.export.export(function, (examples,), dynamic_shapes=(dynamic,), strict=False)
     except TuneModelError as error:
@@ -156,8 +152,19 @@ def _export(
         raise TraceError(
             f"{entry.model}, {entry.phase}, cannot be traced: {type(error).__name__}: {text[:600]}"
         ) from error
+
+
+@contextmanager
+def _quiet(*loggers: str) -> Iterator[None]:
+    """Silence what the tracer logs before it raises the same."""
+    levels = {name: logging.getLogger(name).level for name in loggers}
+    try:
+        for name in loggers:
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        yield
     finally:
-        logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def import_functional(exported: ExportedProgram, interface: Interface) -> Trace:
@@ -166,4 +173,4 @@ def import_functional(exported: ExportedProgram, interface: Interface) -> Trace:
         return import_program(exported, interface)
     except MutationError:
         trace = import_program(exported.run_decompositions({}), interface)
-        return trace._replace(notes=(*trace.notes, f"{interface.phase}: in-place operations were functionalised"))
+        return trace._replace(notes=(*trace.notes, "in-place operations were functionalised"))

@@ -2,20 +2,22 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from tune_model.extract.attention_step import ATTENTION, AttentionLog, causal_attention_steps, encoder_attention
 from tune_model.extract.build import Built, build_transformers, load_config, make_fake, torch_dtype
 from tune_model.extract.cache_steps import add_cache
 from tune_model.extract.import_graph import NamedInput
+from tune_model.extract.one_token import at_one_token
 from tune_model.extract.request import Phase, Request, TransformersSource
 from tune_model.extract.trace import SourceError, Trace, TraceError
 from tune_model.extract.trace_graph import Entry, ExampleInput, example_sizes, trace_graph
 from tune_model.runtime.program import Call, Program, Symbol, ValueRange
 
-__all__ = ["trace_transformers"]
+__all__ = ["forward_settings", "trace_config", "trace_transformers"]
 
 _INT = torch.int64
 
@@ -36,7 +38,11 @@ def trace_transformers(request: Request) -> tuple[Trace, ...]:
     source = request.source
     if not isinstance(source, TransformersSource):
         raise TypeError(f"trace_transformers got a {type(source).__name__}")
-    config = load_config(source)
+    return trace_config(request, source, load_config(source))
+
+
+def trace_config(request: Request, source: TransformersSource, config: Any) -> tuple[Trace, ...]:
+    """Trace the model of a transformers configuration; as `trace_transformers` with the configuration given."""
     if request.task == "causal-lm":
         return _trace_decoder(request, source, config)
     return _trace_forward(request, source, config)
@@ -46,44 +52,67 @@ def trace_transformers(request: Request) -> tuple[Trace, ...]:
 
 
 def _trace_decoder(request: Request, source: TransformersSource, config: Any) -> tuple[Trace, ...]:
+    _check_decoder_request(request)
+    log = AttentionLog()
+    with causal_attention_steps(log) as attention:
+        model = build_transformers(source, config, request.task, request.dtype, attention)
+        _check_positions(model, config)
+        decoder = _Decoder(request, config, make_fake(model), log)
+        raw: dict[str, Trace] = {}
+        for name in sorted({p.name for p in request.phases}, reverse=True):  # prefill first: decode derives from it
+            derived = at_one_token(raw["prefill"]) if name == "decode" and "prefill" in raw else None
+            raw[name] = derived or _trace_tokens(decoder, name)
+    return tuple(_with_cache(raw[phase.name], phase, request.max_length) for phase in request.phases)
+
+
+class _Decoder(NamedTuple):
+    """A decoder ready to be traced, and the log its attention layers write to."""
+
+    request: Request
+    config: Any
+    built: Built
+    log: AttentionLog
+
+
+def _check_decoder_request(request: Request) -> None:
     if request.max_length < 1 or request.max_batch < 1:
         raise TraceError(
             f"a causal-lm request needs max_length and max_batch; got {request.max_length} and {request.max_batch}"
         )
-    log = AttentionLog()
-    with causal_attention_steps(log) as attention:
-        model = build_transformers(source, config, request.task, request.dtype, attention)
-        _check_decoder(model, config)
-        built = make_fake(model)
-        return tuple(_trace_phase(request, phase, built, config, log) for phase in request.phases)
+    for phase in request.phases:
+        if phase.name not in {"prefill", "decode"}:
+            raise TraceError(f"a causal-lm workload has the phases prefill and decode; got {phase.name!r}")
+        contexts = phase.grid.get("context", ())
+        if any(c >= request.max_length for c in contexts):
+            raise TraceError(
+                f"phase {phase.name}: context {max(contexts)} leaves no slot for the new token in a cache of"
+                f" {request.max_length}; raise max_length"
+            )
 
 
-def _check_decoder(model: torch.nn.Module, config: Any) -> None:
-    accepted = inspect.signature(model.forward).parameters
-    if "position_ids" not in accepted:
+def _check_positions(model: torch.nn.Module, config: Any) -> None:
+    if "position_ids" not in inspect.signature(model.forward).parameters:
         raise TraceError(
             f"{config.model_type} takes no position_ids, so a cached step cannot say where its tokens are; expected a"
             " decoder with explicit positions. Trace it as task: forward"
         )
 
 
-def _trace_phase(request: Request, phase: Phase, built: Built, config: Any, log: AttentionLog) -> Trace:
-    if phase.name not in {"prefill", "decode"}:
-        raise TraceError(f"a causal-lm workload has the phases prefill and decode; got {phase.name!r}")
-    decode = phase.name == "decode"
-    text = config.get_text_config()
-    ids = ValueRange(0, int(text.vocab_size) - 1)
+def _trace_tokens(decoder: _Decoder, phase: str) -> Trace:
+    """Trace a decoder on `sequence` tokens, or on one for the decode phase, without cache steps yet."""
+    request, config, built, log = decoder
+    decode = phase == "decode"
+    ids = ValueRange(0, int(config.get_text_config().vocab_size) - 1)
     length = 1 if decode else "sequence"
-    positions = ValueRange("context", "context") if decode else ValueRange(0, "sequence - 1")
     inputs = [
         ExampleInput(NamedInput("input_ids", ("batch", length), ids), _INT),
-        ExampleInput(NamedInput("positions", ("batch", length), positions), _INT),
+        ExampleInput(NamedInput("positions", ("batch", length), ValueRange(0, "sequence - 1")), _INT),
     ]
     if not decode:
         inputs.append(ExampleInput(NamedInput("logits_index", (1,), ValueRange(0, "sequence - 1")), _INT))
     log.layers.clear()
     entry = Entry(
-        phase=phase.name,
+        phase=phase,
         model=f"the {config.model_type} model",
         built=built,
         run=_run_decoder(built.module),
@@ -92,11 +121,26 @@ def _trace_phase(request: Request, phase: Phase, built: Built, config: Any, log:
     )
     trace = trace_graph(entry, (), {"batch": 2, "sequence": 5})
     _check_attention(trace.program, log, config)
-    trace = add_cache(trace, max_length=request.max_length, decode=decode)
-    if decode:
-        trace = trace._replace(program=_with_context(trace.program, phase, request.max_length))
-    note = f"{phase.name}: torch.export with dynamic sizes; {len(log.layers)} attention layers as one step each"
+    note = f"torch.export with dynamic sizes; {len(log.layers)} attention layers as one step each"
     return trace._replace(notes=(note, *trace.notes))
+
+
+def _with_cache(raw: Trace, phase: Phase, max_length: int) -> Trace:
+    """Add cache steps, and to decode the hint symbol that says how far the cache is filled."""
+    decode = phase.name == "decode"
+    program = add_cache(raw.program, max_length=max_length, decode=decode)
+    if decode:
+        contexts = phase.grid.get("context", ())
+        context = Symbol("context", 0, max_length - 1, None, 0, contexts[0] if contexts else max_length // 2)
+        filled = ValueRange("context", "context")
+        program = msgspec.structs.replace(
+            program,
+            symbols=(*program.symbols, context),
+            inputs=tuple(
+                msgspec.structs.replace(i, values=filled) if i.name == "positions" else i for i in program.inputs
+            ),
+        )
+    return Trace(program, raw.constants, tuple(f"{phase.name}: {note}" for note in raw.notes))
 
 
 def _run_decoder(
@@ -128,28 +172,6 @@ def _check_attention(program: Program, log: AttentionLog, config: Any) -> None:
     )
 
 
-def _with_context(program: Program, phase: Phase, max_length: int) -> Program:
-    """Add the hint symbol that says how long the cache is filled."""
-    contexts = phase.grid.get("context", ())
-    if any(c >= max_length for c in contexts):
-        raise TraceError(
-            f"phase {phase.name}: context {max(contexts)} leaves no slot for the new token in a cache of {max_length};"
-            " raise max_length"
-        )
-    context = Symbol("context", 0, max_length - 1, None, 0, contexts[0] if contexts else max_length // 2)
-    return Program(
-        name=program.name,
-        symbols=(*program.symbols, context),
-        inputs=program.inputs,
-        weights=program.weights,
-        constants=program.constants,
-        forms=program.forms,
-        steps=program.steps,
-        values=program.values,
-        outputs=program.outputs,
-    )
-
-
 # -------------------------------------------------------------------------------------------------- encoders, forward
 
 
@@ -163,8 +185,8 @@ def _trace_forward(request: Request, source: TransformersSource, config: Any) ->
         for phase in request.phases:
             entry = Entry(phase.name, f"the {config.model_type} model", built, run, inputs, {})
             trace = trace_graph(entry, request.phases, example_sizes(inputs, request.phases))
-            note = f"{phase.name}: torch.export with dynamic sizes"
-            traces.append(trace._replace(notes=(note, *trace.notes)))
+            notes = ("torch.export with dynamic sizes", *trace.notes)
+            traces.append(trace._replace(notes=tuple(f"{phase.name}: {n}" for n in notes)))
         return tuple(traces)
 
 
@@ -206,11 +228,16 @@ def _measured(name: str, config: Any) -> ValueRange | None:
     return None
 
 
+def forward_settings(model: torch.nn.Module) -> dict[str, bool]:
+    """Return the keyword arguments that make a model return its outputs by name and keep no cache."""
+    accepted = inspect.signature(model.forward).parameters
+    return {k: v for k, v in (("use_cache", False), ("return_dict", True)) if k in accepted}
+
+
 def _run_forward(
     model: torch.nn.Module,
 ) -> Callable[[torch.nn.Module, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    accepted = inspect.signature(model.forward).parameters
-    settings = {k: v for k, v in (("use_cache", False), ("return_dict", True)) if k in accepted}
+    settings = forward_settings(model)
 
     def run(module: torch.nn.Module, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         outputs = module(**given, **settings)

@@ -11,7 +11,7 @@ from tune_model.tune.candidate import Config
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.triton.matmul_plan import ELEMENT_BYTES, Product
 
-__all__ = ["gemv_space", "matmul_space", "split_k_space"]
+__all__ = ["INDUCTOR", "gemv_space", "matmul_space", "split_k_space"]
 
 # block_n, block_k, num_warps, stages, unroll. One row: winners on Llama-3-8B's shapes.
 _GEMV_ANCHORS = (
@@ -26,7 +26,7 @@ _GEMV_ANCHORS = (
 )
 
 # block_m, block_n, block_k, num_stages, num_warps: torch 2.13's `mm_configs`.
-_INDUCTOR = (
+INDUCTOR = (
     (32, 32, 16, 1, 2),
     (32, 32, 128, 2, 4),
     (32, 64, 32, 5, 8),
@@ -182,7 +182,7 @@ def _anchors(product: Product) -> tuple[list[Tile], list[Tile]]:
     for m, n, k, stages, warps, swap in _FEW_ROWS if few else _MANY_ROWS:
         add((rows if few else m, n, k, stages, warps, swap), fewer_warps=False)
     own = list(cut)
-    for m, n, k, stages, warps in _INDUCTOR:
+    for m, n, k, stages, warps in INDUCTOR:
         add((m, n, k, stages, warps, False), fewer_warps=True)
     return own, list(cut)
 
@@ -204,7 +204,7 @@ def _waves(product: Product, target: CudaTarget, splits: int = 1) -> Callable[[T
 
 
 def matmul_space(product: Product, target: CudaTarget) -> list[Config]:
-    """Configurations of `matmul`, best guess first; all of `_INDUCTOR` (cut to the task) that fit are among them."""
+    """Configurations of `matmul`, best guess first; all of `INDUCTOR` (cut to the task) that fit are among them."""
     own, anchors = _anchors(product)
     fits = _fits(product, target)
     waves = _waves(product, target)

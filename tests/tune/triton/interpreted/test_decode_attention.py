@@ -27,14 +27,14 @@ def check(form, config, tolerance, positions=None):
 TILE = {"num_warps": 4, "num_stages": 2}
 
 
-@pytest.mark.parametrize("splits", [1, 2, 5, 16])
+@pytest.mark.parametrize("splits", [1, 5, 16])
 def test_ragged_rows_at_the_edges_of_blocks(splits: int):
-    form = decode_form(batch=6)
+    form = decode_form(batch=6, heads=4, kv_heads=1)
     check(form, {"splits": splits, "block_n": 32, **TILE}, 2e-3, positions=[0, 1, 31, 32, 63, 199])
 
 
 def test_float32_is_exact_to_float32():
-    check(decode_form(dtype="float32", head_dim=32), {"splits": 3, "block_n": 16, **TILE}, 1e-6)
+    check(decode_form(batch=2, dtype="float32", head_dim=32), {"splits": 3, "block_n": 16, **TILE}, 1e-6)
 
 
 def test_bfloat16():

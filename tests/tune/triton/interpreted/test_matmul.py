@@ -28,10 +28,10 @@ def tile(m: int, n: int, k: int, *, swap: bool = False, split_k: int | None = No
     return config | ({} if split_k is None else {"split_k": split_k})
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 4])
+@pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("tail", ["", "bias", "residual", "gelu", "swiglu"])
 def test_gemv(m: int, tail: str):
-    check(linear(m, 10, 96, tail=tail), triton_gemv.FAMILY, gemv())
+    check(linear(m, 6, 96, tail=tail), triton_gemv.FAMILY, gemv())
 
 
 def test_gemv_with_a_ragged_tail_of_columns_and_of_k():
@@ -39,7 +39,7 @@ def test_gemv_with_a_ragged_tail_of_columns_and_of_k():
     check(linear(3, 11, 100, "float16", tail="swiglu"), triton_gemv.FAMILY, gemv(4, 64))
 
 
-@pytest.mark.parametrize("m", [1, 5, 16, 17, 33, 70])
+@pytest.mark.parametrize("m", [1, 16, 33, 70])
 @pytest.mark.parametrize("swap", [False, True])
 def test_tiles_of_few_and_many_rows(m: int, swap: bool):
     check(linear(m, 80, 96, tail="residual"), triton_matmul.FAMILY, tile(16, 32, 32, swap=swap))

@@ -34,22 +34,22 @@ def tiles(*pairs: tuple[int, int]) -> list[dict[str, int]]:
     return [{"rows": rows, "block": block, "num_warps": 1} for rows, block in pairs]
 
 
-ALL = tiles((1, 128), (4, 128), (2, 64), (1, 32))
+ALL = tiles((4, 64), (2, 16))
 
 
 def test_residual_and_rms_norm_whole_packed_and_looped():
-    check(rms_norm(5, 100), configs=ALL, tolerance=1e-3)
+    check(rms_norm(5, 50), configs=tiles((1, 64), (4, 64), (1, 16), (2, 32)), tolerance=1e-3)
 
 
 def test_layer_norm():
     b = FormBuilder("reduction")
-    x, w, bias = b.input((3, 7, 96)), b.input((96,)), b.input((96,))
-    check(b.form(b.call("layer_norm.default", x, [96], w, bias, 1e-5)), configs=ALL)
+    x, w, bias = b.input((2, 3, 48)), b.input((48,)), b.input((48,))
+    check(b.form(b.call("layer_norm.default", x, [48], w, bias, 1e-5)), configs=ALL)
 
 
 def test_softmax_with_a_mask_of_minus_infinities():
     b = FormBuilder("reduction")
-    x, m = b.input((6, 70)), b.input((6, 70))
+    x, m = b.input((6, 40)), b.input((6, 40))
     form = b.form(b.call("softmax.int", b.call("add.Tensor", x, m), -1))
     inputs = random_inputs(form)
     inputs[1][0, :30] = -math.inf
@@ -61,7 +61,7 @@ def test_softmax_with_a_mask_of_minus_infinities():
 @pytest.mark.parametrize("op", ["amax", "amin", "argmax", "argmin", "sum", "prod", "any", "all"])
 def test_single_reductions_with_ties_and_nan(op: str):
     b = FormBuilder("reduction")
-    x = b.input((9, 77))
+    x = b.input((6, 45))
     names = {"amax": "amax.default", "amin": "amin.default", "sum": "sum.dim_IntList"}
     name = names.get(op, f"{op}.default" if op.startswith("arg") else f"{op}.dim_int" if op == "prod" else f"{op}.dim")
     dim = [-1] if op in names else -1
@@ -72,7 +72,7 @@ def test_single_reductions_with_ties_and_nan(op: str):
         inputs[0] = inputs[0] + 0.5
     if op in {"amax", "amin", "argmax", "argmin"}:
         inputs[0][3, 40] = math.nan
-        inputs[0][3, 60] = math.nan
+        inputs[0][3, 44] = math.nan
         inputs[0][5] = -math.inf
     if op in {"any", "all"}:
         inputs[0][2] = 0
@@ -82,8 +82,8 @@ def test_single_reductions_with_ties_and_nan(op: str):
 
 def test_a_reduction_over_leading_rows():
     b = FormBuilder("reduction")
-    x = b.input((50, 24))
-    check(b.form(b.call("sum.dim_IntList", x, [0])), configs=tiles((8, 64), (32, 16)))
+    x = b.input((30, 12))
+    check(b.form(b.call("sum.dim_IntList", x, [0])), configs=tiles((8, 32), (16, 8)))
 
 
 def test_gelu_and_broadcasts():

@@ -127,7 +127,8 @@ from tune_model.tune.target import CudaTarget
 task, target = msgspec.json.decode(Path({str(request)!r}).read_bytes(), type=tuple[Task, CudaTarget])
 build_candidate(task, Candidate("triton_gemv"), target, Path({str(there)!r}))
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(tune_model.__file__).absolute().parents[1])}
+    source = str(Path(tune_model.__file__).absolute().parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env=environment)
     first, second = read_built(here).built, read_built(there).built
     assert first.code == second.code

@@ -123,6 +123,8 @@ class Driver:
         Raises:
             DriverError: It is damaged or made for another architecture.
         """
+        if not cubin.startswith(b"\x7fELF"):  # the driver would take PTX too, and compile it
+            raise DriverError(f"loading a kernel: {len(cubin)} bytes that are no cubin")
         handle = ctypes.c_void_p()
         self.check(self.library.cuModuleLoadData(ctypes.byref(handle), cubin), "loading a kernel")
         return Module(self, handle.value or 0, device)

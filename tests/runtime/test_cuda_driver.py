@@ -10,6 +10,7 @@ import torch
 from tune_model.runtime.cuda_driver import CudaFunction, Driver, DriverError, Geometry, prepare_launch
 
 INVALID_VALUE, OUT_OF_MEMORY = 1, 2
+CUBIN = b"\x7fELF"
 
 
 class FakeLibrary:
@@ -139,7 +140,7 @@ def test_an_empty_grid_launches_nothing():
 def test_large_shared_memory_and_clusters_are_asked_for():
     library = FakeLibrary()
     driver = Driver(library, lambda _: 0)
-    module = driver.load_module(b"cubin", 0)
+    module = driver.load_module(CUBIN, 0)
     driver.load_function(module, "small", 0, 48 * 1024, 1)
     assert library.attributes == []
     assert driver.load_function(module, "large", 0, 48 * 1024 + 1, 16).handle == 99
@@ -171,7 +172,7 @@ def test_errors_carry_the_drivers_name(what: str, message: str):
     driver = Driver(library, lambda _: 0)
 
     def load_and_launch() -> None:
-        function = driver.load_function(driver.load_module(b"cubin", 0), "k", 0, 100000, 1)
+        function = driver.load_function(driver.load_module(CUBIN, 0), "k", 0, 100000, 1)
         prepare_launch(driver, function, Geometry((1, 1, 1), 1, 0), (), ())([])
 
     with pytest.raises(DriverError, match=message):
@@ -181,3 +182,9 @@ def test_errors_carry_the_drivers_name(what: str, message: str):
 def test_unknown_error_codes_keep_their_number():
     with pytest.raises(DriverError, match="doing: CUDA error 4711"):
         Driver(FakeLibrary(), lambda _: 0).check(4711, "doing")
+
+
+def test_text_is_never_compiled():
+    """The driver compiles PTX given where a cubin is expected."""
+    with pytest.raises(DriverError, match="14 bytes that are no cubin"):
+        Driver(FakeLibrary(), lambda _: 0).load_module(b".version 8.0\n\n", 0)

@@ -318,7 +318,7 @@ def assemble(form: Form, raw: RawNest) -> LoopNest:
     """
     layout = _Layout(form, raw)
     outer = [v for v in raw.outer if raw.sizes[v] != 1 or v in layout.free or v in raw.groups]
-    inner = [v for v in raw.inner if raw.sizes[v] != 1]
+    inner = [v for v in raw.inner if raw.sizes[v] != 1] or list(raw.inner[-1:])
     if not raw.groups:
         first = layout.access(raw.stores[0].slot, raw.stores[0].at, (), outer)
         distance = {v: evaluate(s, layout.values) for v, s in zip(outer, first.strides, strict=True)}

@@ -16,7 +16,7 @@ class Pass(msgspec.Struct, frozen=True):
         rows: Row values computed before it.
         columns: Nodes computed at each column.
         reduces: Reductions it finishes.
-        stores: Positions in the nest's stores, of values that vary along columns.
+        stores: Positions in the nest's stores, of those that write every column.
     """
 
     rows: tuple[int, ...]
@@ -61,12 +61,13 @@ def prune(nest: LoopNest) -> LoopNest:
     return LoopNest(nest.axes, nest.inner, nodes, stores, nest.requires)
 
 
-def along_columns(nest: LoopNest) -> tuple[bool, ...]:
-    """Say for each node whether it varies along the inner axes."""
+def along_columns(nest: LoopNest, columns: int | None = None) -> tuple[bool, ...]:
+    """Say for each node whether it varies along the inner axes, or along the last `columns` axes."""
+    count = nest.inner if columns is None else columns
     result: list[bool] = []
 
     def moves(strides: Sequence[object]) -> bool:
-        return nest.inner > 0 and any(s != 0 for s in strides[len(strides) - nest.inner :])
+        return _along(strides, count)
 
     for node in nest.nodes:
         match node:
@@ -84,11 +85,15 @@ def along_columns(nest: LoopNest) -> tuple[bool, ...]:
     return tuple(result)
 
 
+def _along(strides: Sequence[object], columns: int) -> bool:
+    return columns > 0 and any(s != 0 for s in strides[len(strides) - columns :])
+
+
 def passes(nest: LoopNest) -> tuple[tuple[Pass, ...], tuple[int, ...]]:
     """Schedule a nest with reductions for one row at a time.
 
-    A pass computes what it needs again from loads; an emitter may keep values instead. Each store of a column value is
-    in the first pass that knows its value.
+    A pass computes what it needs again from loads; an emitter may keep values instead. Each store that writes every
+    column is in the first pass that knows its value; the others write once per row, after the last pass.
 
     Returns:
         The passes, and the row values that are computed after the last one.
@@ -96,7 +101,7 @@ def passes(nest: LoopNest) -> tuple[tuple[Pass, ...], tuple[int, ...]]:
     varies = along_columns(nest)
     depth = _depths(nest.nodes)
     reduces = [k for k, n in enumerate(nest.nodes) if isinstance(n, Reduce)]
-    stores = [k for k, s in enumerate(nest.stores) if varies[s.value]]
+    stores = [k for k, s in enumerate(nest.stores) if varies[s.value] or _along(s.access.strides, nest.inner)]
     count = max([depth[r] for r in reduces] + [depth[nest.stores[k].value] + 1 for k in stores], default=0)
     result = []
     rows = [k for k in range(len(nest.nodes)) if not varies[k] and not isinstance(nest.nodes[k], Reduce)]

@@ -8,7 +8,7 @@ emitter needs no rules of promotion. Types only: how a body becomes a nest is in
 What operators mean (all operands of an `Op` have one dtype, except `where`, whose first is bool):
 
     neg abs sign floor ceil trunc round(half to even) reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p
-    sin cos tan atan sinh cosh tanh erf sigmoid            IEEE: NaN in, NaN out; sign(NaN) is NaN
+    sin cos tan atan sinh cosh tanh erf sigmoid            IEEE: NaN in, NaN out; sign(NaN) is 0
     add sub mul                                            integers wrap
     div                                                    floats only
     floordiv truncdiv                                      quotient rounded to -inf or to 0, floats and integers

@@ -28,9 +28,8 @@ def square_root(a):
 
 @triton.jit
 def sign(a):
-    """Return -1, 0, 1, or NaN for NaN."""
-    zero = a * 0
-    return tl.where(a > 0, zero + 1, tl.where(a < 0, zero - 1, a))
+    """Return -1, 0 or 1; 0 for NaN, as ATen does."""
+    return tl.where(a > 0, 1, tl.where(a < 0, -1, 0)).to(a.dtype)
 
 
 @triton.jit

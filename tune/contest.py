@@ -28,8 +28,8 @@ __all__ = ["Contest"]
 _FINAL_RUNG = 100
 """Finals are told from a race's rungs by this number in the records."""
 
-_WORTH_DESCENDING = 12
-"""Fewer configurations than this are all timed."""
+_WORTH_DESCENDING = {"builds ahead": 48, "builds first": 12}
+"""Up to so many configurations are all timed: on a GPU the pool builds ahead, while a descent waits for each step."""
 
 
 class Contest:
@@ -233,7 +233,8 @@ class Contest:
 
     def _descends(self, name: str) -> bool:
         kinds = {"reduction", "pointwise"}
-        return self.planned.task.form.kind in kinds and len(self.spaces[name]) > _WORTH_DESCENDING
+        limit = _WORTH_DESCENDING["builds ahead" if self.shop.overlap else "builds first"]
+        return self.planned.task.form.kind in kinds and len(self.spaces[name]) > limit
 
     def _start(self, name: str) -> Config:
         start = self.shop.family(Candidate(name)).start(self.planned.task, self.shop.target)

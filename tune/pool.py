@@ -8,11 +8,13 @@ import heapq
 import itertools
 import logging
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Collection
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -20,6 +22,7 @@ import msgspec
 from tune_model.extract.task import Task
 from tune_model.tune.candidate import Built, Config, Family, Rejected
 from tune_model.tune.child import Child
+from tune_model.tune.scratch import use_compiler_cache
 from tune_model.tune.target import Target
 
 __all__ = ["BuildPool", "Job"]
@@ -55,8 +58,8 @@ class _Pending(NamedTuple):
 class _Worker:
     """A child and the job it is at."""
 
-    def __init__(self, number: int) -> None:
-        self.child = Child(_serve, (), f"build-{number}")
+    def __init__(self, number: int, cache: Path) -> None:
+        self.child = Child(_serve, (cache,), f"build-{number}")
         self.ticket: int | None = None
         self.deadline = float("inf")
 
@@ -152,9 +155,10 @@ class BuildPool:
 
     def _dispatch(self) -> None:
         workers: list[_Worker] = []
+        cache = tempfile.TemporaryDirectory(prefix="tune-model-compiled-", ignore_cleanup_errors=True)
         try:
             while not self._closed:
-                self._feed(workers)
+                self._feed(workers, Path(cache.name))
                 self._collect(workers)
         except BaseException as error:
             with self._lock:
@@ -164,8 +168,9 @@ class BuildPool:
         finally:
             for worker in workers:
                 worker.child.kill()
+            cache.cleanup()
 
-    def _feed(self, workers: list[_Worker]) -> None:
+    def _feed(self, workers: list[_Worker], cache: Path) -> None:
         while True:
             with self._lock:
                 if not self._waiting or self._closed:
@@ -175,7 +180,7 @@ class BuildPool:
                     return
                 pending = heapq.heappop(self._waiting)
             if idle is None:
-                idle = _Worker(len(workers))
+                idle = _Worker(len(workers), cache)
                 workers.append(idle)
             try:
                 idle.give(pending)
@@ -226,13 +231,14 @@ class BuildPool:
         workers.remove(worker)
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, cache: Path) -> None:
     """Build until the connection closes (in the child)."""
     os.nice(5)  # measuring must not wait for builds
-    while True:
-        job: Job = connection.recv()
-        connection.send("started")
-        connection.send(build(job))
+    with use_compiler_cache(cache):
+        while True:
+            job: Job = connection.recv()
+            connection.send("started")
+            connection.send(build(job))
 
 
 def build(job: Job) -> Built | Rejected:

@@ -1,7 +1,8 @@
 """From a `@triton.jit` function to a cubin with no GPU and no driver, or to the reason why not.
 
 Runs in a build process. The cubin's bytes depend on the function, its specialisation, the options and Triton's version
-only: line information is off, so paths do not enter, and no cache of Triton's is read or left behind.
+only: line information is off, so paths do not enter, and no cache of the user's is read or written: tasks that share a
+kernel find it in the run's own (`scratch`).
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tune_model.tune.candidate import Rejected
+from tune_model.tune.scratch import compiler_cache
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.triton.cubin import read_usage
 
@@ -96,7 +98,7 @@ def compile_kernel(source: Source, options: Options, target: CudaTarget) -> Bina
     }
     if options.registers is not None:
         chosen["maxnreg"] = options.registers
-    with tempfile.TemporaryDirectory(prefix="tune-model-") as folder, _isolated(folder), _captured_stderr() as said:
+    with _isolated(), _captured_stderr() as said:
         try:
             kernel = triton.compile(ast, target=GPUTarget("cuda", target.arch, 32), options=chosen)
         except Exception as error:  # noqa: BLE001 (see above)
@@ -127,17 +129,23 @@ def _within_limits(metadata: Any, cubin: bytes, seconds: float, target: CudaTarg
 
 
 @contextlib.contextmanager
-def _isolated(folder: str) -> Iterator[None]:
-    """Point Triton's caches at `folder` and fix the switches that change code, whatever the environment says."""
+def _isolated() -> Iterator[None]:
+    """Give Triton a cache of our own and fix the switches that change code, whatever the environment says."""
     from triton import knobs
 
-    with knobs.cache.scope(), knobs.compilation.scope(), knobs.runtime.scope():
-        knobs.cache.dir = folder
+    shared = compiler_cache()
+    with (
+        tempfile.TemporaryDirectory(prefix="tune-model-") as alone,
+        knobs.cache.scope(),
+        knobs.compilation.scope(),
+        knobs.runtime.scope(),
+    ):
+        knobs.cache.dir = alone if shared is None else str(shared)
         knobs.compilation.disable_line_info = True
         knobs.compilation.override = False
         knobs.compilation.dump_ir = False
-        knobs.compilation.always_compile = True
-        knobs.compilation.store_binary_only = False
+        knobs.compilation.always_compile = shared is None
+        knobs.compilation.store_binary_only = True
         knobs.runtime.debug = False
         yield
 

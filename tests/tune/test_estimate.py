@@ -1,0 +1,23 @@
+from tuning_fakes import TARGET, FakeFamily, Refusing, linear_plan
+
+from tune_model.tune.candidate import Effort
+from tune_model.tune.estimate import estimate, estimate_seconds, program_bytes
+from tune_model.tune.families.aten import FAMILY as ATEN
+from tune_model.tune.probe_cuda import offline_cuda
+
+
+def test_candidates_are_those_of_the_families_that_accept():
+    families = (ATEN, FakeFamily("a", tuple((("n", n),) for n in range(7))), Refusing("b", ((),)))
+    found = estimate(linear_plan(1, 8), TARGET, families, Effort.BALANCED, 2)
+    assert [t.candidates for t in found.tasks] == [8, 8]
+    assert found.seconds == estimate_seconds(TARGET, 2, 16, 2) > 0
+
+
+def test_builds_overlap_on_a_gpu_only():
+    gpu = offline_cuda(90)
+    assert estimate_seconds(gpu, 1, 160, 16) < estimate_seconds(gpu, 1, 160, 1)
+    assert estimate_seconds(gpu, 10, 0, 1) == estimate_seconds(gpu, 10, 0, 16)
+
+
+def test_a_program_reads_all_its_weights():
+    assert program_bytes(linear_plan(1)) == {"forward": 32 * 16 * 4}

@@ -8,7 +8,7 @@ from tuning_fakes import linear_plan
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.kernel import Kernel
-from tune_model.runtime.program import Call, Form, Parameter, Ref, TensorType, bind_form
+from tune_model.runtime.program import Call, Form, Items, Parameter, Ref, TensorType, bind_form
 from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.device import Bench, Device, Passed, Samples
 from tune_model.tune.interval import percentile
@@ -89,13 +89,28 @@ def test_times_repeat(device: Device, target: CudaTarget):
     assert max(times) / min(times) < 1.05
 
 
-def test_a_candidate_that_cannot_be_captured_is_rejected_and_the_next_is_fine(device: Device, target: CudaTarget):
+def test_a_candidate_that_raises_is_out(device: Device, target: CudaTarget):
+    form = linear(4, 64, 64)
+    open_bench(device, target, form)
+    raises = Built(Kernel((Call("aten.mm.default", (Ref("a0"), Ref("a0")), results=("t0",)),)), {})
+    found = device.check(Candidate("raises"), raises)
+    assert isinstance(found, Rejected)
+    assert found.reason == "launch"
+
+
+def test_a_candidate_that_cannot_be_captured_is_out_and_the_next_is_fine(device: Device, target: CudaTarget):
+    """Indexing with a mask waits for the device, which a graph cannot hold."""
     form = linear(4, 64, 64)
     built = open_bench(device, target, form)
-    syncs = Built(Kernel((*form.body[:-1], Call("aten._assert_async.msg", (Ref("a0"), "x")), form.body[-1])), {})
-    found = device.check(Candidate("syncs"), syncs)
+    rung = policy_for(target, 0).rungs[0]
+    mask = Call("aten.gt.Scalar", (Ref("a0"), -1e9), results=("mask",))
+    waits = Call("aten.index.Tensor", (Ref("a0"), Items((Ref("mask"),))), results=("x",))
+    syncs = Built(Kernel((mask, waits, *form.body)), {})
+    assert isinstance(device.check(Candidate("syncs"), syncs), Passed)
+    found = device.time(Candidate("syncs"), syncs, rung)
     assert isinstance(found, Rejected)
-    assert isinstance(device.time(EXTERN, built, policy_for(target, 0).rungs[0]), Samples)
+    assert found.reason == "launch"
+    assert isinstance(device.time(EXTERN, built, rung), Samples)
 
 
 def test_a_task_that_does_not_fit_is_out_of_memory(device: Device, target: CudaTarget):

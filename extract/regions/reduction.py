@@ -22,7 +22,9 @@ def form_reductions(partition: Partition) -> None:
         if kind in {OpClass.REDUCE, OpClass.NORMALISE} and partition.is_free(index):
             formed = partition.try_form("reduction", (index,))
             if formed is not None:
-                partition.accept(_forwards(partition, _backwards(partition, formed)))
+                formed = _forwards(partition, _backwards(partition, formed))
+                # Once more: a norm that joined last has a weight that may be made of a weight (1 + w).
+                partition.accept(_backwards(partition, formed))
 
 
 def _backwards(partition: Partition, formed: Formed) -> Formed:

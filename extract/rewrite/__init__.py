@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
+from tune_model.extract.rewrite.attention import fold_query_scales, read_attention_operands_in_place
 from tune_model.extract.rewrite.grouped_query import recognise_grouped_queries
 from tune_model.extract.rewrite.linears import merge_linears, spell_linears
 from tune_model.extract.rewrite.norms import absorb_norm_casts, absorb_norm_weights, recognise_norms
 from tune_model.extract.rewrite.outer_product import rewrite_outer_products
-from tune_model.extract.rewrite.relayout import lay_out_attention
+from tune_model.extract.rewrite.relayout import settle_layouts
 from tune_model.extract.rewrite.softmax import recognise_softmax
 from tune_model.extract.rewrite.spelling import spell
 from tune_model.extract.rewrite.unit import drop_unit_arithmetic
@@ -24,7 +25,9 @@ PASSES: tuple[Callable[[Program], Program], ...] = (
     absorb_norm_casts,
     recognise_softmax,
     recognise_grouped_queries,
-    lay_out_attention,
+    read_attention_operands_in_place,
+    fold_query_scales,
+    settle_layouts,
     spell_linears,
     merge_linears,
 )

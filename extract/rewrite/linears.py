@@ -13,7 +13,7 @@ from tune_model.extract.layout import make_type
 from tune_model.extract.layout import view as view_of
 from tune_model.extract.rewrite.graph import Graph, refs
 from tune_model.extract.rewrite.relayout import relayout
-from tune_model.runtime.program import Call, Concatenate, Program, Ref, TensorType, Weight
+from tune_model.runtime.program import Arg, Call, Concatenate, Items, Program, Ref, TensorType, Weight
 
 __all__ = ["merge_linears", "spell_linears"]
 
@@ -29,7 +29,7 @@ class _Linear(NamedTuple):
 
 
 def spell_linears(program: Program) -> Program:
-    """Write products with a transposed weight as `aten.linear`."""
+    """Write products of a matrix of rows with a weight as `aten.linear`, the weight turned by a view if need be."""
     graph = Graph(program)
     for index, step in enumerate(graph.steps):
         bias, factors = None, step.args
@@ -39,14 +39,28 @@ def spell_linears(program: Program) -> Program:
                 continue
         elif step.op not in {"aten.mm.default", "aten.matmul.default"}:
             continue
-        x, other = factors
+        x, right = factors
         if not isinstance(x, Ref) or len(graph.type(x.name).shape) < 2:
             continue
-        turned = graph.made_by(other, "aten.permute.default")
-        if turned is not None and isinstance(turned.args[0], Ref) and len(graph.type(turned.args[0].name).shape) == 2:
-            given = (x, turned.args[0]) if bias is None else (x, turned.args[0], bias)
+        weight = _turned(graph, index, right)
+        if weight is not None:
+            given = (x, weight) if bias is None else (x, weight, bias)
             graph.change(index, Call(LINEAR, given, (), step.results))
     return graph.finish()
+
+
+def _turned(graph: Graph, index: int, right: Arg) -> Ref | None:
+    """Return the transpose of a product's right factor, if that is one already or a weight."""
+    if not isinstance(right, Ref) or len(graph.type(right.name).shape) != 2:
+        return None
+    turned = graph.made_by(right, "aten.permute.default")
+    if turned is not None and isinstance(turned.args[0], Ref):
+        return turned.args[0]
+    if right.name not in graph.weights:
+        return None
+    turn = Call("aten.permute.default", (right, Items((1, 0))))
+    found = view_of(turn, graph.type(right.name))
+    return None if found is None else Ref(graph.add(index, turn, found.type, right.name))
 
 
 def merge_linears(program: Program) -> Program:

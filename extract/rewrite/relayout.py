@@ -1,15 +1,17 @@
 """Layouts after an edit: views follow what they are views of, and attention leaves its heads side by side."""
 
 from tune_model.extract.layout import VIEWS, is_row_major, make_type, row_major, view
+from tune_model.extract.regions.vocabulary import OpClass, classify
 from tune_model.extract.rewrite.graph import Graph, refs
 from tune_model.extract.rewrite.spelling import CONTIGUOUS
-from tune_model.runtime.program import Call, Program, Ref
+from tune_model.runtime.program import Call, Program, Ref, TensorType
 
-__all__ = ["lay_out_attention", "relayout"]
+__all__ = ["relayout", "settle_layouts"]
 
 _ATTENTION = frozenset(
     {"aten.scaled_dot_product_attention.default", "tune_model.cached_attention", "tune_model.causal_attention"}
 )
+_WRITTEN = frozenset({OpClass.POINTWISE, OpClass.COPY, OpClass.JOIN, OpClass.REDUCE, OpClass.NORMALISE})
 
 
 def relayout(program: Program) -> Program:
@@ -38,17 +40,29 @@ def relayout(program: Program) -> Program:
     return graph.finish()
 
 
-def lay_out_attention(program: Program) -> Program:
-    """Let attention write [batch, heads, length, depth] in the order batch, length, heads, depth.
+def settle_layouts(program: Program) -> Program:
+    """Choose the order in memory of what regions write, where the trace's order came about by chance.
 
-    Joining the heads afterwards is then a view. Most kernels do so anyway; a form's result says it for all.
+    - Attention writes [batch, heads, length, depth] in the order batch, length, heads, depth, so that joining the heads
+      is a view. Most kernels do so anyway; a form's result says it for all.
+    - A pointwise result whose last dim is not the innermost becomes row-major. Eager lays it out like its first
+      operand, so a transpose before a residual stream (patches of an image, frames of sound) would go through the whole
+      model, and every norm would read across rows.
     """
     graph = Graph(program)
     for step in graph.steps:
-        result = step.results[0] if step.op in _ATTENTION else None
-        if result is None or len(graph.type(result).shape) != 4:
+        result = step.results[0] if len(step.results) == 1 else None
+        if result is None:
             continue
-        batch, heads, length, depth = graph.type(result).shape
-        b, t, h, d = row_major((batch, length, heads, depth))
-        graph.retype(result, make_type(graph.type(result).dtype, (batch, heads, length, depth), (b, h, t, d)))
+        type_ = graph.type(result)
+        if step.op in _ATTENTION and len(type_.shape) == 4:
+            batch, heads, length, depth = type_.shape
+            b, t, h, d = row_major((batch, length, heads, depth))
+            graph.retype(result, make_type(type_.dtype, type_.shape, (b, h, t, d)))
+        elif classify(step) in _WRITTEN and not _ends_innermost(type_):
+            graph.retype(result, make_type(type_.dtype, type_.shape))
     return relayout(graph.finish())
+
+
+def _ends_innermost(type_: TensorType) -> bool:
+    return type_.strides is None or type_.shape[-1] == 1 or type_.strides[-1] == 1

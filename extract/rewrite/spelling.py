@@ -279,6 +279,9 @@ class _Speller:
             given.pop("rounding_mode", None)
             self.graph.change(self.index, schema.call(op, given, self.step.results))
 
+    def layer_norm(self) -> None:
+        self.respell(self.step.op, cudnn_enable=True)  # read by nothing
+
     def square(self) -> None:
         self.graph.change(self.index, Call("aten.pow.Tensor_Scalar", (Ref(self.source), 2), (), self.step.results))
 
@@ -369,4 +372,5 @@ _HANDLERS: dict[str, Callable[[_Speller], None]] = {
     "select": _Speller.select,
     "narrow": _Speller.narrow,
     "square": _Speller.square,
+    "layer_norm": _Speller.layer_norm,
 }

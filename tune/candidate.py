@@ -98,4 +98,8 @@ class Family(Protocol):
 
 def label(candidate: Candidate) -> str:
     """Return a candidate for people: `triton_gemv(block_n=1, block_k=2048)`."""
-    return f"{candidate.family}({', '.join(f'{k}={v}' for k, v in candidate.config)})" if candidate.config else candidate.family
+    return (
+        f"{candidate.family}({', '.join(f'{k}={v}' for k, v in candidate.config)})"
+        if candidate.config
+        else candidate.family
+    )

@@ -49,7 +49,7 @@ def library_versions() -> dict[str, str]:
     """Return the versions that the figures depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if torch.version.cuda is not None:
         versions["cuda"] = torch.version.cuda
     for name in ("triton", "transformers"):

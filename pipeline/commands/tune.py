@@ -102,11 +102,19 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     if not as_json:
         print_scoreboard(tuning, console())
     say.print(f"wrote {place} ({size_text(_size(place))})", markup=False)
-    incomplete = [choice for choice in tuning.choices if choice.status not in {"tuned", "no gain"}]
-    return EXIT_PARTIAL if incomplete else 0
+    return exit_code(tuning)
 
 
 EXIT_PARTIAL = 3
+EXIT_INTERRUPTED = 130
+
+
+def exit_code(tuning: "Tuning") -> int:
+    """Return 0 when every task was searched, 3 when some failed or the budget ended first, 130 after Ctrl-C."""
+    if tuning.stopped == "interrupted":
+        return EXIT_INTERRUPTED
+    complete = all(choice.status in {"tuned", "no gain"} for choice in tuning.choices)
+    return 0 if complete and not tuning.stopped else EXIT_PARTIAL
 
 
 def _contents(

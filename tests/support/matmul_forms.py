@@ -1,43 +1,58 @@
-"""Matmul forms as extract states them, at one grid point or with a free number of rows."""
+"""Linear layers with what models put after them."""
 
-import torch
-from form_builder import FormBuilder, run_body
+from form_builder import FormBuilder
 
-from tune_model.runtime.program import Form, Parameter, Ref, TensorType
-
-
-def _form(b: FormBuilder, *results: Ref) -> Form:
-    """Type the results without multiplying anything."""
-    draft = Form(b.kind, (), tuple(b.parameters), tuple(b.calls), ())
-    inputs = [torch.empty(p.type.shape, dtype=getattr(torch, p.type.dtype), device="meta") for p in b.parameters]
-    made = run_body(draft, inputs)
-    types = [TensorType(str(made[r.name].dtype)[6:], tuple(made[r.name].shape)) for r in results]
-    return Form(b.kind, (), draft.parameters, draft.body, tuple(map(Parameter, (r.name for r in results), types)))
+from tune_model.runtime.program import Form, Ref
 
 
-def linear(m: int, n: int, k: int, dtype: str = "bfloat16", *, tail: str = "") -> Form:
-    """A linear layer of an [n, k] weight and what follows it: `bias`, `residual`, `gelu`, `swiglu` or nothing."""
+def linear(
+    rows: int, columns: int, length: int, dtype: str = "float32", *, bias: bool = True
+) -> tuple[FormBuilder, Ref]:
     b = FormBuilder("matmul")
-    x = b.input((m, k), dtype)
-    w = b.input((n * 2 if tail == "swiglu" else n, k), dtype, role="weight")
-    if tail == "bias":
-        return _form(b, b.call("linear.default", x, w, b.input((n,), dtype, role="weight")))
-    y = b.call("linear.default", x, w)
-    match tail:
-        case "residual":
-            return _form(b, b.call("add.Tensor", b.input((m, n), dtype), y))
-        case "gelu":
-            bias = b.input((n,), dtype, role="weight")
-            return _form(b, b.call("gelu.default", b.call("add.Tensor", y, bias)), y)
-        case "swiglu":
-            gate, up = b.call("slice.Tensor", y, 1, 0, n), b.call("slice.Tensor", y, 1, n, 2 * n)
-            return _form(b, b.call("mul.Tensor", b.call("silu.default", gate), up))
-        case _:
-            return _form(b, y)
+    x, w = b.input((rows, length), dtype), b.input((columns, length), dtype, role="weight")
+    product = b.call("linear.default", x, w, b.input((columns,), dtype, role="weight") if bias else None)
+    return b, product
 
 
-def product(m: int, n: int, k: int, dtype: str = "float32") -> Form:
-    """A product with a [k, n] matrix and a bias."""
+def plain(rows: int, dtype: str = "float32") -> Form:
+    b, t = linear(rows, 40, 72, dtype)
+    return b.form(t)
+
+
+def gelu(rows: int, dtype: str = "float32", approximate: str = "none") -> Form:
+    b, t = linear(rows, 40, 72, dtype)
+    return b.form(b.call("gelu.default", t, approximate=approximate))
+
+
+def residual(rows: int, dtype: str = "float32") -> Form:
+    b, t = linear(rows, 40, 72, dtype, bias=False)
+    return b.form(b.call("add.Tensor", b.input((rows, 40), dtype), t))
+
+
+def scaled_silu_residual(rows: int, dtype: str = "float32") -> Form:
+    b, t = linear(rows, 40, 72, dtype)
+    activated = b.call("silu.default", b.call("mul.Tensor", t, 0.5))
+    return b.form(b.call("add.Tensor", activated, b.input((rows, 40), dtype)))
+
+
+def swiglu(rows: int, dtype: str = "float32") -> Form:
+    b, t = linear(rows, 80, 72, dtype, bias=False)
+    gate, up = b.call("split_with_sizes.default", t, [40, 40], 1, results=2)
+    return b.form(b.call("mul.Tensor", b.call("silu.default", gate), up))
+
+
+def addmm(rows: int, dtype: str = "float32") -> Form:
     b = FormBuilder("matmul")
-    bias, x = b.input((n,), dtype), b.input((m, k), dtype)
-    return _form(b, b.call("addmm.default", bias, x, b.input((k, n), dtype, role="weight")))
+    x, w, c = b.input((rows, 72), dtype), b.input((40, 72), dtype, role="weight"), b.input((40,), dtype, role="weight")
+    return b.form(b.call("relu.default", b.call("addmm.default", c, x, b.call("t.default", w))))
+
+
+LINEAR_FORMS = {
+    "plain": plain,
+    "gelu": gelu,
+    "gelu tanh": lambda rows, dtype="float32": gelu(rows, dtype, "tanh"),
+    "residual": residual,
+    "scaled silu residual": scaled_silu_residual,
+    "swiglu": swiglu,
+    "addmm": addmm,
+}

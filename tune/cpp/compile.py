@@ -22,8 +22,8 @@ __all__ = ["CompilerMissingError", "compile_library", "compiler_flags", "compile
 
 TIMEOUT_S = 120
 
-# Floating point as written: no contraction (fused multiply-add is asked for by name), no reassociation, NaN and infinity
-# kept; but no errno and no traps, which would forbid vector code.
+# Floating point as written: no contraction (fused multiply-add is asked for by name), no reassociation, NaN and
+# infinity kept; but no errno and no traps, which would forbid vector code.
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -90,7 +90,9 @@ def compiler_version() -> str:
     Raises:
         CompilerMissingError: There is none.
     """
-    run = subprocess.run([_compiler(), "-dumpfullversion"], capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    run = subprocess.run(
+        [_compiler(), "-dumpfullversion"], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+    )
     match = re.match(r"(\d+\.\d+)", run.stdout)
     return f"g++ {match[1] if match else 'unknown'}"
 

@@ -205,14 +205,14 @@ class _Kernel:
             for n in (*step.columns, *step.reduces):
                 first.setdefault(n, p)
         chosen = []
-        for n in first:
+        for n, began in first.items():
             if isinstance(nodes[n], Constant | Inside | Reduce) or self._cheap(n):
                 continue
             users = [u for u in range(len(nodes)) if n in arguments(nodes[u])]
             wanted = any(
                 any(first.get(u, -1) == p for u in users) or any(self.nest.stores[k].value == n for k in step.stores)
                 for p, step in enumerate(steps)
-                if p > first[n]
+                if p > began
             )
             if wanted and (self.shape.keep == "all" or self._costly(n)):
                 chosen.append(n)
@@ -289,9 +289,7 @@ class _Kernel:
             lines += self._stretch(row, work, (str(low), str(high)), (low, high))
         return lines
 
-    def _stretch(
-        self, row: Scope, work: "_Work", ends: tuple[str, str], known: tuple[int, int] | None
-    ) -> list[str]:
+    def _stretch(self, row: Scope, work: "_Work", ends: tuple[str, str], known: tuple[int, int] | None) -> list[str]:
         low, high = ends
         reach = known or (0, None)
         block, unroll = self._block_of(work, known), self.shape.unroll
@@ -299,7 +297,9 @@ class _Kernel:
         stop = high
         if block:
             stop = "stop"
-            lines.append(f"while (c + L <= {high}) {{ const int64_t stop = c + {block} < {high} ? c + {block} : {high};")
+            lines.append(
+                f"while (c + L <= {high}) {{ const int64_t stop = c + {block} < {high} ? c + {block} : {high};"
+            )
         if unroll > 1:
             lines.append(f"for (; c + {unroll} * L <= {stop}; c += {unroll} * L) {{")
             for u in range(unroll):
@@ -410,7 +410,8 @@ class _Kernel:
             total = _combine(node.kind, total, f"s{n}_{u}")
         if node.kind == "sum" and node.dtype.startswith("float"):
             total += "".join(f" + t{n}_{u}" for u in range(unroll))
-        return f"const {kind} v{n} = fold<{kind}>({total}, []({kind} x, {kind} y) {{ return {_combine(node.kind, 'x', 'y')}; }});"
+        pair = f"[]({kind} x, {kind} y) {{ return {_combine(node.kind, 'x', 'y')}; }}"
+        return f"const {kind} v{n} = fold<{kind}>({total}, {pair});"
 
 
 class _Work(msgspec.Struct, frozen=True):

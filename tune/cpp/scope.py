@@ -136,7 +136,9 @@ class Scope:
                 return self._index(kind, lanes=self._lanes(node))
             case Inside(bound, _):
                 known = self._known(bound)
-                return self._inside(bound, lanes=True) if known is None and self._lanes(node) else self._test(bound, known)
+                return (
+                    self._inside(bound, lanes=True) if known is None and self._lanes(node) else self._test(bound, known)
+                )
             case Cast(value, dtype):
                 lanes = self._lanes(node)
                 operand = self.vector(value) if lanes else self.name(value)
@@ -167,7 +169,11 @@ class Scope:
             return f"{name}_{'lanes' if lanes else 'one'}({', '.join(operands)})"
         text = f"op_{name}({', '.join(operands)})"
         # C++ widens small integers in arithmetic.
-        return text if lanes or working(op.dtype) not in {"int16_t", "int8_t", "uint8_t"} else f"{working(op.dtype)}({text})"
+        return (
+            text
+            if lanes or working(op.dtype) not in {"int16_t", "int8_t", "uint8_t"}
+            else f"{working(op.dtype)}({text})"
+        )
 
     def place(self, strides: Sequence[Dim], offset: Dim, *, columns: bool) -> str:
         """Print an address or index at the first lane."""

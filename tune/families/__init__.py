@@ -7,6 +7,11 @@ task. Importing a family needs neither Triton nor a compiler; building does.
 from tune_model.tune.candidate import Family
 from tune_model.tune.families import (
     aten,
+    cpp_epilogue,
+    cpp_pointwise,
+    cpp_rows,
+    mkl_linear,
+    mkldnn_linear,
     sdpa,
     triton_decode_attention,
     triton_gemv,
@@ -29,7 +34,14 @@ _CUDA: tuple[Family, ...] = (
     triton_decode_attention.FAMILY,
     sdpa.FAMILY,
 )
-_CPU: tuple[Family, ...] = (aten.FAMILY,)
+_CPU: tuple[Family, ...] = (
+    aten.FAMILY,
+    mkldnn_linear.FAMILY,
+    mkl_linear.FAMILY,
+    cpp_epilogue.FAMILY,
+    cpp_rows.FAMILY,
+    cpp_pointwise.FAMILY,
+)
 
 
 def families_for(target: Target) -> tuple[Family, ...]:

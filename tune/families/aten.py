@@ -8,7 +8,7 @@ from tune_model.runtime.program import Call, Form, Items
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.target import Target
 
-__all__ = ["FAMILY", "Aten"]
+__all__ = ["FAMILY", "Aten", "holds_sizes"]
 
 _MATMULS = {"aten.linear.default", "aten.mm.default", "aten.addmm.default"}
 _TAKES_SIZES = {
@@ -62,7 +62,7 @@ class Aten:
 def _pinned_sizes(form: Form) -> tuple[Requirement, ...]:
     """Demand exactly the task's sizes when a call of the concrete body may hold one of them as a number."""
     products = {name for call in form.body if call.op in _MATMULS for name in call.results}
-    if not any(_holds_sizes(call, products) for call in form.body):
+    if not any(holds_sizes(call, products) for call in form.body):
         return ()
     pinned: list[Requirement] = []
     for parameter in form.parameters:
@@ -73,7 +73,13 @@ def _pinned_sizes(form: Form) -> tuple[Requirement, ...]:
     return tuple(pinned)
 
 
-def _holds_sizes(call: Call, products: set[str | None]) -> bool:
+def holds_sizes(call: Call, products: set[str | None]) -> bool:
+    """Say whether a call holds integers that may be sizes of the task, so that it serves those sizes only.
+
+    Args:
+        call: One call of a concrete body.
+        products: Names of what the body's matmuls make.
+    """
     parts = call.op.split(".")
     if parts[0] != "aten" or parts[1] not in _TAKES_SIZES:
         return False

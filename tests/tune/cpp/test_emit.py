@@ -1,12 +1,11 @@
 import pytest
 import torch
 from cpp_kernels import Library
-from form_builder import random_inputs, run_results
-from loop_catalogue import FORMS, layer_norm, rope, special_inputs, tolerance
+from form_builder import run_results
+from loop_catalogue import FORMS, special_inputs, tolerance
 
 from tune_model.runtime.program import Form
-from tune_model.runtime.replay import slot_sizes, unmet
-from tune_model.tune.cpp.emit import Shape, print_nest
+from tune_model.tune.cpp.emit import Shape
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
 from tune_model.tune.probe_cpu import probe_cpu
@@ -33,7 +32,9 @@ def library(request: pytest.FixtureRequest, forms: dict[str, Form]) -> Library:
 def test_as_aten(library: Library, forms: dict[str, Form], name: str) -> None:
     form = forms[name]
     for inputs in special_inputs(form):
-        for result, got, expected in zip(form.results, library.run(name, form, inputs), run_results(form, inputs), strict=True):
+        for result, got, expected in zip(
+            form.results, library.run(name, form, inputs), run_results(form, inputs), strict=True
+        ):
             bound = tolerance(name, expected.dtype)
             torch.testing.assert_close(
                 got, expected, rtol=bound, atol=bound, equal_nan=True, msg=lambda m, r=result: f"{r.name}: {m}"

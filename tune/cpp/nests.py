@@ -1,0 +1,85 @@
+"""What the generated families share: lowering a form, its search space, building a configuration."""
+
+import itertools
+import time
+from collections.abc import Iterator
+
+from tune_model.runtime.kernel import Kernel
+from tune_model.runtime.program import Form
+from tune_model.tune.candidate import Built, Config, Effort, Rejected
+from tune_model.tune.cpp.emit import Shape, Unprintable, print_nest
+from tune_model.tune.cpp.library import build_launch
+from tune_model.tune.loops.graph import passes
+from tune_model.tune.loops.ir import LoopNest
+from tune_model.tune.loops.lower import lower
+from tune_model.tune.loops.rounding import elide_rounding
+from tune_model.tune.search_order import thin
+from tune_model.tune.target import CpuTarget, Target
+
+__all__ = ["build_nest", "nest_for", "nest_space", "shape_of"]
+
+_GRAINS = (4096, 16384, 65536, 1 << 30)
+"""Least elements per thread (for pointwise nests also the length of a block); the last keeps to one thread."""
+
+_START = Shape(unroll=2, keep="costly", grain=16384)
+
+
+def nest_for(form: Form, target: Target) -> LoopNest | Rejected:
+    """Return the nest to print for a form, without the roundings between calls; or why there is none."""
+    if not isinstance(target, CpuTarget):
+        return Rejected("unsupported", "a CPU kernel")
+    nest = lower(form)
+    if isinstance(nest, Rejected):
+        return nest
+    nest = elide_rounding(nest)
+    try:
+        print_nest(nest, _START)
+    except Unprintable as reason:
+        return Rejected("unsupported", str(reason))
+    return nest
+
+
+def shape_of(config: Config) -> Shape:
+    """Return the printer's choices that a configuration names."""
+    values = dict(config)
+    return Shape(int(values["unroll"]), str(values["keep"]), int(values["grain"]))
+
+
+def nest_space(nest: LoopNest, effort: Effort) -> Iterator[Config]:
+    """Yield configurations, the heuristic start first and its neighbours next."""
+    several = nest.inner > 0 and len(passes(nest)[0]) > 1
+    keeps = ("none", "costly", "all") if several else ("costly",)
+    space: list[Config] = [
+        (("unroll", unroll), ("keep", keep), ("grain", grain))
+        for unroll, keep, grain in itertools.product((1, 2, 4), keeps, _GRAINS)
+    ]
+    start = (("unroll", _START.unroll), ("keep", _START.keep), ("grain", _START.grain))
+    yield from thin(sorted(space, key=lambda c: _steps(c, start)), effort)
+
+
+def _steps(config: Config, start: Config) -> int:
+    """Count the notches between two configurations."""
+    ladders: tuple[tuple[int | str, ...], ...] = ((1, 2, 4), ("none", "costly", "all"), _GRAINS)
+    distance = 0
+    for ladder, (_, here), (_, there) in zip(ladders, config, start, strict=True):
+        distance += abs(ladder.index(here) - ladder.index(there))
+    return distance
+
+
+def build_nest(form: Form, config: Config, target: Target) -> Built | Rejected:
+    """Print and compile one configuration.
+
+    Raises:
+        CompilerMissingError: There is no g++ on PATH.
+    """
+    nest = nest_for(form, target)
+    if isinstance(nest, Rejected):
+        return nest
+    if not isinstance(target, CpuTarget):
+        return Rejected("unsupported", "a CPU kernel")
+    began = time.perf_counter()
+    made = build_launch(print_nest(nest, shape_of(config)), target)
+    if isinstance(made, Rejected):
+        return made
+    launch, code = made
+    return Built(Kernel((launch,), requires=nest.requires), code, build_s=time.perf_counter() - began)

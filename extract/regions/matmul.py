@@ -6,6 +6,7 @@ column or a number, so that one tile of the output needs one tile of it.
 """
 
 from tune_model.extract.algebra import polynomial
+from tune_model.extract.cost import element_bytes
 from tune_model.extract.regions.partition import Formed, Partition
 from tune_model.extract.regions.region import Region
 from tune_model.extract.regions.vocabulary import OpClass, classify
@@ -45,7 +46,8 @@ def _grow(partition: Partition, index: int) -> Formed | None:
         formed = partition.try_form("matmul", members)
         if formed is None or not _is_epilogue(partition, formed.region):
             break
-        best, since = formed, 0
+        if not _widens(partition, formed.region):
+            best, since = formed, 0
     return best
 
 
@@ -76,6 +78,16 @@ def _is_epilogue(partition: Partition, region: Region) -> bool:
         if part + part != whole:
             return False
     return _has_simple_rows(partition, region)
+
+
+def _widens(partition: Partition, region: Region) -> bool:
+    """Say whether the region ends in a larger element type than its matmul's, for a reader that can cast itself."""
+    (result,) = region.results
+    if READ_BY_CALLER in partition.readers(result):
+        return False
+    product = next(c.results[0] for c in region.calls if classify(c) is OpClass.MATMUL)
+    sizes = [element_bytes(partition.graph.type(n).dtype) for n in (result, product or result)]
+    return sizes[0] > sizes[1]
 
 
 def _has_simple_rows(partition: Partition, region: Region) -> bool:

@@ -16,6 +16,7 @@ from tune_model.extract.regions.naming import Canonical
 from tune_model.extract.regions.region import Operand, Region
 from tune_model.extract.regions.vocabulary import OpClass, classify
 from tune_model.extract.rewrite.graph import MUTATING, READ_BY_CALLER, Graph, map_refs, refs
+from tune_model.runtime.expression import product
 from tune_model.runtime.program import Arg, Call, FormKind, Items, Program, Ref, TensorType, ValueRange
 
 __all__ = ["Formed", "Partition"]
@@ -101,6 +102,10 @@ class Partition:
     def readers(self, name: str) -> list[int]:
         """Return the steps that read a value, through views too; `READ_BY_CALLER` for the program's caller."""
         return self._readers.get(name, [])
+
+    def elements(self, name: str) -> Polynomial:
+        """Return how many elements a value has."""
+        return polynomial(product(self.graph.type(name).shape))
 
     def maker(self, name: str) -> int | None:
         """Return the step that computes a value, under its views; `None` for inputs and weights."""

@@ -2,30 +2,15 @@
 
 from collections.abc import Collection
 
-from tune_model.extract.algebra import Polynomial, polynomial
 from tune_model.extract.regions.partition import Formed, Partition
-from tune_model.extract.regions.vocabulary import OpClass
+from tune_model.extract.regions.vocabulary import CHEAP, OpClass
 from tune_model.extract.rewrite.graph import READ_BY_CALLER, refs
-from tune_model.runtime.expression import product
 
 __all__ = ["form_pointwise"]
 
 MAX_RESULTS = 4
 MAX_STEPS = 64
 _MEMBERS = frozenset({OpClass.POINTWISE, OpClass.COPY, OpClass.JOIN})
-_CHEAP = frozenset(
-    f"aten.{n}"
-    for n in (
-        "to.dtype",
-        "neg.default",
-        "add.Tensor",
-        "add.Scalar",
-        "sub.Tensor",
-        "sub.Scalar",
-        "mul.Tensor",
-        "mul.Scalar",
-    )
-)
 
 
 def form_pointwise(partition: Partition) -> None:
@@ -46,10 +31,17 @@ def _grow(partition: Partition, formed: Formed) -> Formed:
             break
         tried.add(step)
         grown = partition.try_form("pointwise", {*members, step})
-        if grown is not None and len(grown.region.results) <= MAX_RESULTS:
-            formed, members = grown, set(grown.members)
-            tried = set()
+        if grown is None or len(grown.region.results) > MAX_RESULTS:
+            continue
+        members, tried = set(grown.members), set()
+        if _is_even(partition, grown):
+            formed = grown
     return formed
+
+
+def _is_even(partition: Partition, formed: Formed) -> bool:
+    """Say whether all results have as many elements, so that one loop nest writes them; growth may pass over others."""
+    return len({partition.elements(r) for r in formed.region.results}) == 1
 
 
 def _neighbour(partition: Partition, members: Collection[int], tried: set[int]) -> int | None:
@@ -86,12 +78,8 @@ def _same_work(partition: Partition, maker: int, reader: int) -> bool:
     steps = partition.graph.steps
     if not steps[maker].results or not steps[reader].results:
         return False
-    made = _elements(partition, steps[maker].results[0] or "")
-    asked = _elements(partition, steps[reader].results[0] or "")
+    made = partition.elements(steps[maker].results[0] or "")
+    asked = partition.elements(steps[reader].results[0] or "")
     if made.over(asked) is not None:
         return True
-    return steps[maker].op in _CHEAP and partition.readers(steps[maker].results[0] or "") == [reader]
-
-
-def _elements(partition: Partition, name: str) -> Polynomial:
-    return polynomial(product(partition.graph.type(name).shape))
+    return steps[maker].op in CHEAP and partition.readers(steps[maker].results[0] or "") == [reader]

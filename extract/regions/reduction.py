@@ -6,14 +6,17 @@ A sum before a norm whose value is needed later too (a residual stream) becomes 
 from collections.abc import Collection
 
 from tune_model.extract.regions.partition import Formed, Partition
-from tune_model.extract.regions.vocabulary import OpClass
+from tune_model.extract.regions.vocabulary import CHEAP, OpClass
 from tune_model.extract.rewrite.graph import READ_BY_CALLER, refs
 
 __all__ = ["form_reductions"]
 
 MAX_RESULTS = 2
 MAX_STEPS = 48
-_JOINS = frozenset({OpClass.POINTWISE, OpClass.REDUCE, OpClass.NORMALISE})
+MAX_RANK = 3
+"""Loops: the reduced one and at most two over rows (heads share a rotary angle, a batch shares positions)."""
+
+_JOINS = frozenset({OpClass.POINTWISE, OpClass.REDUCE, OpClass.NORMALISE, OpClass.JOIN})
 
 
 def form_reductions(partition: Partition) -> None:
@@ -36,9 +39,25 @@ def _backwards(partition: Partition, formed: Formed) -> Formed:
             break
         tried.add(step)
         grown = partition.try_form("reduction", {*formed.members, step})
-        if grown is not None and len(grown.region.results) <= MAX_RESULTS and _keeps_rows(formed, grown):
+        if grown is None or len(grown.region.results) > MAX_RESULTS or not _keeps_rows(formed, grown):
+            continue
+        if _is_on_rows(partition, grown, step):
             formed = grown
     return formed
+
+
+def _is_on_rows(partition: Partition, grown: Formed, step: int) -> bool:
+    """Say whether a step in front computes each element once: it has as many as the rows together.
+
+    Less (a rotary angle per token, a weight) would be computed again for every row; that is fine for what only this
+    region needs and costs next to nothing, such as 1 + w.
+    """
+    call = partition.graph.steps[step]
+    name = call.results[0] or ""
+    rows = next(i for i in grown.members if partition.classes[i] in {OpClass.REDUCE, OpClass.NORMALISE})
+    if partition.elements(name) == partition.elements(refs(partition.graph.steps[rows])[0]):
+        return True
+    return call.op in CHEAP and name not in grown.region.results
 
 
 def _producer(partition: Partition, members: Collection[int], tried: set[int]) -> int | None:
@@ -88,8 +107,8 @@ def _reader(partition: Partition, members: Collection[int]) -> int | None:
 
 
 def _keeps_rows(before: Formed, after: Formed) -> bool:
-    """Say whether the loops are as before: as many of them, the reduced one last."""
-    return _rank(after) == _rank(before)
+    """Say whether rows are still simple: as many loops as before, or few."""
+    return _rank(after) <= max(_rank(before), MAX_RANK)
 
 
 def _rank(formed: Formed) -> int:

@@ -8,7 +8,7 @@ from enum import Enum
 from tune_model.extract.layout import VIEWS
 from tune_model.runtime.program import Call
 
-__all__ = ["COMMUTATIVE", "OpClass", "classify", "why_not"]
+__all__ = ["CHEAP", "COMMUTATIVE", "OpClass", "classify", "why_not"]
 
 
 class OpClass(Enum):
@@ -63,6 +63,14 @@ COMMUTATIVE = frozenset(
     )
 )  # fmt: skip
 """Calls whose first two operands may be swapped (an `add` only without `alpha`)."""
+
+CHEAP = frozenset(
+    f"aten.{n}"
+    for n in (
+        "to.dtype", "neg.default", "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar", "mul.Tensor", "mul.Scalar",
+    )
+)  # fmt: skip
+"""Calls that may be computed once per reader's element where that saves a pass over memory."""
 
 _REASONS = {
     "aten.embedding": "a lookup; moves few bytes",

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tune_model.extract.rewrite.attention import fold_query_scales, read_attention_operands_in_place
+from tune_model.extract.rewrite.common import share_common_calls
 from tune_model.extract.rewrite.grouped_query import recognise_grouped_queries
 from tune_model.extract.rewrite.linears import merge_linears, spell_linears
 from tune_model.extract.rewrite.norms import absorb_norm_casts, absorb_norm_weights, recognise_norms
@@ -18,6 +19,7 @@ __all__ = ["PASSES", "rewrite"]
 PASSES: tuple[Callable[[Program], Program], ...] = (
     spell,  # everything after it knows one spelling per operation
     drop_unit_arithmetic,
+    share_common_calls,
     rewrite_outer_products,
     recognise_norms,
     absorb_norm_weights,  # before casts: a weight applied in float32 belongs inside the cast

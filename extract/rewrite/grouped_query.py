@@ -1,6 +1,6 @@
 """Grouped-query attention: keys and values are no longer repeated to one per query head before attention.
 
-Models write `k[:, :, None].expand(...).reshape(...)` or `repeat_interleave`; the attention operator can do without.
+Models write `k[:, :, None].expand(...).reshape(...)` or `repeat_interleave`, spelled alike by now.
 """
 
 from tune_model.extract.algebra import same_all
@@ -32,18 +32,6 @@ def _same_heads(graph: Graph, key: str, value: str) -> bool:
     return same_all(graph.type(key).shape[:2], graph.type(value).shape[:2])
 
 
-def _before_repeat(graph: Graph, arg: Arg) -> str | None:
-    """Return k[b, h, t, d] when `arg` is k with every head repeated in place."""
-    return _expanded(graph, arg) or _interleaved(graph, arg)
-
-
-def _interleaved(graph: Graph, arg: Arg) -> str | None:
-    step = graph.made_by(arg, "aten.repeat_interleave.self_int")
-    if step is None or not isinstance(step.args[0], Ref) or len(graph.type(step.args[0].name).shape) != 4:
-        return None
-    return step.args[0].name if len(step.args) > 2 and step.args[2] in {1, -3} else None
-
-
 def _source(step: Call | None) -> Arg:
     return None if step is None else step.args[0]
 
@@ -52,7 +40,8 @@ def _shape(graph: Graph, arg: Arg) -> tuple[Dim, ...]:
     return graph.type(arg.name).shape if isinstance(arg, Ref) else ()
 
 
-def _expanded(graph: Graph, arg: Arg) -> str | None:
+def _before_repeat(graph: Graph, arg: Arg) -> str | None:
+    """Return k[b, h, t, d] when `arg` is k with every head repeated in place."""
     joined = _source(graph.made_by(arg, "aten.view.default"))
     copied = _source(graph.made_by(joined, "aten.clone.default"))
     repeated = copied if copied is not None else joined

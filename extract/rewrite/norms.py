@@ -29,7 +29,7 @@ def recognise_norms(program: Program) -> Program:
     graph = Graph(program)
     for index, step in enumerate(graph.steps):
         for scaled, variance, eps in stabilised(graph, step):
-            found = _rms(graph, scaled, variance, eps) or _layer(graph, scaled, variance, eps)
+            found = _layer(graph, scaled, variance, eps) or _rms(graph, scaled, variance, eps)
             result = step.results[0]
             if found is None or result is None or graph.type(result).dtype != "float32":
                 continue

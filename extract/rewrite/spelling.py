@@ -194,6 +194,38 @@ class _Speller:
     def expand(self) -> None:
         self.become(self.view("aten.expand.default", self.source, size_args(self.type(self.result).shape)))
 
+    def repeat(self) -> None:
+        """`repeat`: every dim cut in front, expanded and joined again; dims of size 1 are only expanded."""
+        shape, target = self.type(self.source).shape, self.type(self.result).shape
+        shape = (*[1] * (len(target) - len(shape)), *shape)
+        cut: list[Dim] = []
+        wide: list[Dim] = []
+        for size, wanted in zip(shape, target, strict=True):
+            times = polynomial(wanted).over(polynomial(size))
+            if times is None:
+                self.respell(self.step.op)
+                return
+            if size != 1 and times.constant != 1:
+                cut.append(1)
+                wide.append(times.dim)
+            cut.append(size)
+            wide.append(wanted if size == 1 else size)
+        expanded = self.view("aten.expand.default", self.reshaped(self.source, tuple(cut)), size_args(tuple(wide)))
+        self.become(self.reshaped(expanded, target))
+
+    def repeat_interleave(self) -> None:
+        """Repeat every element in place: one more dim after it, expanded and joined."""
+        given = schema.arguments(self.step)
+        if self.overload != "self_int" or given["dim"] is None:
+            self.respell(self.step.op)
+            return
+        dim, times = self.axis(given["dim"]), arg_dim(given["repeats"])
+        shape = self.type(self.source).shape
+        cut = self.reshaped(self.source, (*shape[: dim + 1], 1, *shape[dim + 1 :]))
+        wide = (*shape[: dim + 1], times, *shape[dim + 1 :])
+        expanded = self.view("aten.expand.default", cut, size_args(wide))
+        self.become(self.reshaped(expanded, self.type(self.result).shape))
+
     def sliced(self, source: str, dim: int, start: Dim, end: Dim, step: int = 1) -> str:
         size = self.type(source).shape[dim]
         if start == 0 and step == 1 and same(end, size):
@@ -371,6 +403,8 @@ _HANDLERS: dict[str, Callable[[_Speller], None]] = {
     "slice": _Speller.slice,
     "select": _Speller.select,
     "narrow": _Speller.narrow,
+    "repeat": _Speller.repeat,
+    "repeat_interleave": _Speller.repeat_interleave,
     "square": _Speller.square,
     "layer_norm": _Speller.layer_norm,
 }

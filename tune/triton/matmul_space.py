@@ -132,7 +132,11 @@ def _fits(product: Product, target: CudaTarget) -> Callable[[Tile], bool]:
         block_m, block_n, block_k, stages, warps, swap = tile
         accumulators = block_m * block_n * product.halves
         loads = (block_m + block_n * product.halves) * block_k
-        held = max(stages - 1, 1) * loads * element
+        # Hopper's warp-group instructions read both operands from shared memory while the next tiles arrive; the older
+        # ones have copied a tile to registers by then, so one stage fewer is held.
+        wide_side = block_n if swap else block_m
+        grouped = target.arch >= 90 and element == 2 and wide_side >= 64 and warps % 4 == 0
+        held = max(stages if grouped else stages - 1, 1) * loads * element
         if swap and (block_n < 64 or block_m > 64):
             return False
         return (

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from attention_forms import decode_form
 from devices import cuda_target
-from matmul_forms import linear
+from product_forms import linear
 from row_forms import gelu_chain, rms_norm
 
 import tune_model
@@ -176,11 +176,11 @@ def test_the_space_is_as_large_as_promised_and_starts_with_the_start(m: int, fam
 
 
 def test_inductors_tiles_are_inside_the_space():
-    """Cut as Inductor cuts them: no block longer than what it covers."""
+    """All but the one that needs more shared memory than the device has."""
     task = Task(linear(2048, 6144, 4096), NumericRules())
     tiles = {
         tuple(dict(c)[k] for k in ("block_m", "block_n", "block_k", "num_stages", "num_warps"))
         for c in family_named("triton_matmul").configurations(task, cuda_target(), Effort.THOROUGH)
         if dict(c)["group_m"] == 8 and not dict(c)["swap"]
     }
-    assert set(INDUCTOR) <= tiles
+    assert set(INDUCTOR) - tiles == {(128, 128, 128, 4, 8)}

@@ -7,7 +7,7 @@ import torch
 from attention_forms import causal_form, decode_form, sdpa_form
 from devices import current_cuda_target
 from form_runs import fill, relative_error, run_body
-from matmul_forms import linear, product
+from product_forms import linear, product
 from row_forms import argmax, gelu_chain, rms_norm, softmax
 
 from tune_model.extract.task import NumericRules, Task

@@ -2,7 +2,7 @@ import pytest
 import torch
 from form_runs import fill, relative_error, run_body
 from interpreted import interpret
-from matmul_forms import linear, product
+from product_forms import linear, product
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.program import Form

@@ -8,12 +8,12 @@ where causal and sliding-window masks differ.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tune_model.extract.trace import TraceError
+from tune_model.extract.trace import TraceError, UnknownAttentionError
 
 __all__ = ["ATTENTION", "AttentionLog", "CausalMask", "causal_attention_steps", "classify_mask", "encoder_attention"]
 
@@ -37,14 +37,7 @@ def attention(
 
 
 @attention.register_fake
-def _(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> torch.Tensor:
+def _(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_settings: object) -> torch.Tensor:
     batch, heads, length, _ = query.shape
     # In memory [B, T, H, D], as flash attention leaves it, so that merging the heads is free.
     return query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
@@ -61,17 +54,34 @@ class AttentionLog:
 
     Attributes:
         layers: Class name of each attention module, in calling order.
+        masks: How many masks the model asked for.
     """
 
     def __init__(self) -> None:
         self.layers: list[str] = []
+        self.masks = 0
 
 
 # Arguments that change nothing here: dropout is off, positions are already in the rotated queries and keys.
 _HARMLESS = frozenset(
-    {"dropout", "position_ids", "position_embeddings", "cache_position", "output_attentions", "output_hidden_states",
-     "use_cache", "cache", "past_key_values", "past_key_value", "layer_idx", "training", "return_dict", "deterministic"}
-)  # fmt: skip
+    {
+        "cache",
+        "cache_position",
+        "deterministic",
+        "dropout",
+        "layer_idx",
+        "output_attentions",
+        "output_hidden_states",
+        "past_key_value",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "sliding_window",
+        "training",
+        "use_cache",
+    }
+)
 
 
 def classify_mask(rule: Callable[..., Any], window: int | None) -> CausalMask | None:
@@ -138,7 +148,7 @@ def causal_attention_steps(log: AttentionLog) -> Iterator[str]:
             )
         return found
 
-    def attend(
+    def attend(  # noqa: PLR0913, PLR0917 (transformers calls it)
         module: torch.nn.Module,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -146,7 +156,6 @@ def causal_attention_steps(log: AttentionLog) -> Iterator[str]:
         attention_mask: Any,
         scaling: float | None = None,
         softcap: float | None = None,
-        sliding_window: int | None = None,
         is_causal: bool | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
@@ -177,7 +186,7 @@ def _kind(mask: Any) -> str:
 
 
 @contextmanager
-def encoder_attention() -> Iterator[str]:
+def encoder_attention(log: AttentionLog) -> Iterator[str]:
     """Register scaled_dot_product_attention without mask inflation; yields the name to build the model with.
 
     A padding mask stays [B, 1, 1, S] and broadcasts; a plain causal mask becomes `is_causal`; keys and values of
@@ -186,14 +195,16 @@ def encoder_attention() -> Iterator[str]:
     from transformers import masking_utils
 
     def mask(*, mask_function: Callable[..., Any], **given: Any) -> torch.Tensor | None:
+        log.masks += 1
         padding, window = given.get("attention_mask"), given.get("local_size")
         if mask_function is masking_utils.bidirectional_mask_function and window is None:
-            return None if padding is None else padding.to(torch.bool)[:, None, None, :]
+            return padding.to(torch.bool)[:, None, None, :] if isinstance(padding, torch.Tensor) else None
         if mask_function is masking_utils.causal_mask_function and window is None and padding is None:
             return None
-        return masking_utils.sdpa_mask(mask_function=mask_function, **{**given, "allow_is_causal_skip": False})
+        built = masking_utils.sdpa_mask(mask_function=mask_function, **{**given, "allow_is_causal_skip": False})
+        return cast("torch.Tensor | None", built)
 
-    def attend(
+    def attend(  # noqa: PLR0913, PLR0917 (transformers calls it)
         module: torch.nn.Module,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -206,7 +217,10 @@ def encoder_attention() -> Iterator[str]:
     ) -> tuple[torch.Tensor, None]:
         unknown = sorted(k for k in ("position_bias", "s_aux", "head_mask") if others.get(k) is not None)
         if softcap is not None or unknown:
-            raise TraceError(f"{_describe(module)} passes {', '.join(unknown) or 'softcap'} to its attention")
+            raise UnknownAttentionError(
+                f"{_describe(module)} passes {', '.join(unknown) or 'softcap'} to its attention"
+            )
+        log.layers.append(type(module).__name__)
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         grouped = query.shape[1] != key.shape[1]
         output = torch.nn.functional.scaled_dot_product_attention(

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from tune_model.extract.request import FactorySource, TransformersSource
-from tune_model.extract.trace import SourceError
+from tune_model.extract.trace import SourceError, UnknownAttentionError
 
 __all__ = [
     "Built",
@@ -71,7 +71,7 @@ def parameters_on_meta() -> Iterator[None]:
             return None
         return torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
 
-    handle = register_module_parameter_registration_hook(move)
+    handle = register_module_parameter_registration_hook(move)  # type: ignore[arg-type] # torch's annotation is wrong
     try:
         yield
     finally:
@@ -188,6 +188,7 @@ def build_transformers(
 
     Raises:
         SourceError: transformers cannot build it.
+        UnknownAttentionError: It does not take this attention.
     """
     with parameters_on_meta():
         return _construct(model_class(source, config, task), config, dtype, attention)
@@ -220,13 +221,14 @@ def _construct(cls: Any, config: Any, dtype: str, attention: str) -> torch.nn.Mo
         with torch.no_grad():
             # transformers notes the attention in the config it is given.
             model = build(copy.deepcopy(config), dtype=torch_dtype(dtype), attn_implementation=attention)
-    except KeyError as error:
-        if error.args == (attention,):
-            raise SourceError(
-                f"{config.model_type} keeps its own attention classes and accepts no other attention, so its attention"
-                " cannot be recognised; expected a model that transformers runs with any attention implementation"
+    except (KeyError, ValueError) as error:
+        if error.args == (attention,) or "attention" in str(error).lower():
+            raise UnknownAttentionError(
+                f"{config.model_type} does not take the attention implementation {attention!r}: it keeps its own"
+                " attention classes, so its attention cannot be recognised; expected a model that transformers runs"
+                " with any attention implementation"
             ) from error
-        raise SourceError(f"transformers could not build {cls.__name__}: no {error}") from error
+        raise SourceError(f"transformers could not build {cls.__name__}: {_first_line(error)}") from error
     except Exception as error:  # model constructors raise whatever their code raises
         raise SourceError(
             f"transformers could not build {cls.__name__} from the {config.model_type} config: {_first_line(error)}"

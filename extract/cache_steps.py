@@ -47,8 +47,10 @@ def add_cache(program: Program, *, max_length: int, decode: bool) -> Program:
 
 
 def _types(program: Program) -> Mapping[str, TensorType]:
-    named = (*program.inputs, *program.weights, *program.constants)
-    return {**{n.name: n.type for n in named}, **program.values}
+    types = {i.name: i.type for i in program.inputs}
+    types |= {w.name: w.type for w in program.weights}
+    types |= {c.name: c.type for c in program.constants}
+    return types | program.values
 
 
 def _cache(name: str, types: Mapping[str, TensorType], made: Arg, max_length: int) -> Input:

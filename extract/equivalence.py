@@ -5,21 +5,28 @@ reference is transformers' own eager attention over whole sequences, so caches, 
 checked against something that has none of them. It runs on sizes that the trace never saw, 1 among them.
 """
 
+import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 
-from tune_model.extract.build import build_real, load_config, weight_names
-from tune_model.extract.request import Phase, Request, TransformersSource
+from tune_model.extract.build import build_factory, build_real, load_config, make_fake
+from tune_model.extract.request import ExportedSource, FactorySource, Phase, Request, TransformersSource
 from tune_model.extract.shrink import small_configs
 from tune_model.extract.trace import SourceError, Trace, TraceError
+from tune_model.extract.trace_exported import load_exported, trace_exported
+from tune_model.extract.trace_module import call_by_name, module_inputs, trace_built
 from tune_model.extract.trace_transformers import forward_settings, trace_config
+from tune_model.runtime.checkpoint import WeightSource
 from tune_model.runtime.executor import Executor
 from tune_model.runtime.expression import evaluate
-from tune_model.runtime.program import Cast, Concatenate, Input, Program, Transpose
+from tune_model.runtime.program import Input, Program
 from tune_model.runtime.replay import Replay
+from tune_model.runtime.weights import bind_weights
 
 __all__ = ["Comparison", "EquivalenceError", "Lower", "check_equivalence", "randomise"]
 
@@ -51,40 +58,73 @@ class Comparison(NamedTuple):
 
 
 def check_equivalence(request: Request, lower: Lower) -> tuple[Comparison, ...]:
-    """Compare the programs of a small copy of a transformers model with the model.
+    """Compare the programs of a model, or of a small copy of a transformers model, with the model itself.
 
     Args:
-        request: As given to `trace_transformers`.
+        request: As given to the front ends.
         lower: What is done to a trace afterwards (rewrites, regions); the result is what is compared.
 
     Returns:
-        Every comparison made; empty when no copy is small enough.
+        Every comparison made; empty when the model is too large to run here.
 
     Raises:
         EquivalenceError: One differs by more than `TOLERANCE`.
     """
-    source = request.source
-    if not isinstance(source, TransformersSource):
-        raise TypeError(f"check_equivalence got a {type(source).__name__}")
-    found = _small_model(source, load_config(source), request.task)
-    if found is None:
-        return ()
-    config, model = found
-    request = _small_request(request)
-    traces = {t.program.name: lower(t) for t in trace_config(request, source, config)}
-    runs = {name: _executor(trace, model) for name, trace in traces.items()}
-    if request.task == "causal-lm":
-        comparisons = _compare_decoder(runs, model, config)
-    else:
-        comparisons = [c for run in runs.values() for c in _compare_forward(run, model)]
+    comparisons: list[Comparison] = []
+    match request.source:
+        case TransformersSource():
+            found = _small_model(request.source, load_config(request.source), request.task)
+            if found is not None:
+                comparisons = _check_small(request, lower, *found)
+        case FactorySource():
+            comparisons = _check_factory(request, request.source, lower)
+        case ExportedSource():
+            comparisons = _check_exported(request, request.source, lower)
     for comparison in comparisons:
         if not comparison.error <= TOLERANCE:
             raise EquivalenceError(
-                f"{config.model_type}, {comparison.program}, {comparison.what}: the program differs from the eager model"
-                f" by {comparison.error:.1e} (relative, float32, small copy with random weights); expected at most"
-                f" {TOLERANCE:.0e}. The model does something that the tracer misses; trace it as another task"
+                f"{comparison.program}, {comparison.what}: the program differs from the eager model by"
+                f" {comparison.error:.1e} (relative, float32, random weights); expected at most {TOLERANCE:.0e}. The"
+                " model does something that tracing misses, so its programs would be wrong"
             )
     return tuple(comparisons)
+
+
+def _check_small(request: Request, lower: Lower, config: Any, model: torch.nn.Module) -> list[Comparison]:
+    small = _small_request(request)
+    source = TransformersSource(config={}, architecture=request.source.architecture)  # type: ignore[union-attr]
+    runs = _executors([lower(t) for t in trace_config(small, source, config)], model)
+    if request.task == "causal-lm":
+        return compare_decoder(runs, model, config)
+    call = partial(model, **forward_settings(model))
+    return [c for run in runs.values() for c in _compare_forward(run, call, _own_sizes(run.program))]
+
+
+def _check_factory(request: Request, source: FactorySource, lower: Lower) -> list[Comparison]:
+    module = build_factory(source, "float32", real=True)
+    if sum(p.numel() for p in module.parameters()) > PARAMETERS_AT_MOST:
+        return []
+    inputs = tuple(i._replace(dtype=torch.float32) if i.dtype.is_floating_point else i for i in module_inputs(request))
+    traces = trace_built(request, make_fake(_skeleton(module)), inputs, f"the module of {source.factory}")
+    runs = _executors([lower(t) for t in traces], module)
+    call = partial(call_by_name(module), module)
+    sizes = _grid_sizes(request)
+    return [c for run in runs.values() for c in _compare_forward(run, lambda **given: call(given), sizes)]
+
+
+def _check_exported(request: Request, source: ExportedSource, lower: Lower) -> list[Comparison]:
+    exported = load_exported(source.path)
+    if sum(t.numel() for t in exported.state_dict.values()) > PARAMETERS_AT_MOST:
+        return []
+    runs = _executors([lower(t) for t in trace_exported(request)], exported.state_dict)
+    module = exported.module()
+    names = [o.name for o in next(iter(runs.values())).program.outputs]
+
+    def call(**given: torch.Tensor) -> dict[str, Any]:
+        args, kwargs = pytree.tree_unflatten(list(given.values()), exported.call_spec.in_spec)
+        return dict(zip(names, pytree.tree_leaves(module(*args, **kwargs)), strict=True))
+
+    return [c for run in runs.values() for c in _compare_forward(run, call, _grid_sizes(request))]
 
 
 # ------------------------------------------------------------------------------------------------------- small copies
@@ -152,28 +192,15 @@ def _small_request(request: Request) -> Request:
     )
 
 
-def _executor(trace: Trace, model: torch.nn.Module) -> Executor:
-    tensors = dict(model.state_dict(keep_vars=True))
-    for name, saved in weight_names(model).items():
-        tensors.setdefault(saved, tensors.get(name, torch.empty(0)))
-    weights = _bind(trace.program, tensors)
-    return Executor(trace.program, weights, trace.constants, Replay({}), {}, "cpu")
+def _executors(traces: list[Trace], weights: WeightSource) -> dict[str, Executor]:
+    bound = bind_weights([t.program for t in traces], weights, "cpu")
+    return {t.program.name: Executor(t.program, bound, t.constants, Replay({}), {}, "cpu") for t in traces}
 
 
-def _bind(program: Program, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    bound: dict[str, torch.Tensor] = {}
-    for weight in program.weights:
-        parts = [tensors[s].detach() for s in weight.sources]
-        value = parts[0]
-        for transform in weight.transforms:
-            if isinstance(transform, Concatenate):
-                value = torch.cat(parts, transform.dim)
-            elif isinstance(transform, Transpose):
-                value = value.t().contiguous().t()
-            elif isinstance(transform, Cast):
-                value = value.to(getattr(torch, transform.dtype))
-        bound[weight.name] = value
-    return bound
+def _skeleton(module: torch.nn.Module) -> torch.nn.Module:
+    """Copy a module's structure and buffers but not its parameters, which tracing replaces in place."""
+    memo: dict[int, Any] = {id(p): p for p in module.parameters()}
+    return copy.deepcopy(module, memo)
 
 
 # ---------------------------------------------------------------------------------------------------------- comparing
@@ -201,7 +228,7 @@ class _Cache:
         return {name: tensor[start:stop] for name, tensor in self.tensors.items()}
 
 
-def _compare_decoder(runs: Mapping[str, Executor], model: torch.nn.Module, config: Any) -> list[Comparison]:
+def compare_decoder(runs: Mapping[str, Executor], model: torch.nn.Module, config: Any) -> list[Comparison]:
     """Prefill rows of different lengths one by one, then decode them together; and a batched prefill."""
     total, lengths = 11, (1, 6)
     generator = torch.Generator().manual_seed(1)
@@ -259,21 +286,35 @@ def _compare_decode(
     return found
 
 
-def _compare_forward(run: Executor, model: torch.nn.Module) -> list[Comparison]:
-    """Compare at sizes the trace did not use, and at 1."""
+def _own_sizes(program: Program) -> list[dict[str, int]]:
+    """Sizes that no trace uses, and 1, within what the program allows."""
+    return [
+        {s.name: min(max(base * (1 + i), s.minimum), s.maximum) for i, s in enumerate(program.symbols)}
+        for base in (1, 3)
+    ]
+
+
+def _grid_sizes(request: Request) -> list[dict[str, int]]:
+    """The two smallest points of the grid."""
+    grid: dict[str, list[int]] = {}
+    for phase in request.phases:
+        for name, values in phase.grid.items():
+            grid[name] = sorted({*grid.get(name, []), *values})
+    return [{name: values[min(i, len(values) - 1)] for name, values in grid.items()} for i in (0, 1)]
+
+
+def _compare_forward(run: Executor, call: Callable[..., Any], points: list[dict[str, int]]) -> list[Comparison]:
     found: list[Comparison] = []
     program = run.program
-    for base in (1, 3):
-        sizes = {s.name: min(max(base * (1 + i), s.minimum), s.maximum) for i, s in enumerate(program.symbols)}
+    for sizes in points:
         given = {i.name: _fill(i, sizes, seed) for seed, i in enumerate(program.inputs)}
         seen = run.run(given)
         with torch.no_grad():
-            expected = model(**given, **forward_settings(model))
+            expected = call(**given)
+        point = ", ".join(f"{k} {v}" for k, v in sizes.items()) or "fixed sizes"
         for output in program.outputs:
-            what = ", ".join(f"{k} {v}" for k, v in sizes.items())
-            found.append(
-                Comparison(program.name, f"{output.name} at {what}", _error(seen[output.name], expected[output.name]))
-            )
+            error = _error(seen[output.name], expected[output.name])
+            found.append(Comparison(program.name, f"{output.name} at {point}", error))
     return found
 
 

@@ -7,17 +7,20 @@ every cast is spelled `aten.to.dtype`, so that equal models import equally whate
 
 import operator
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import sympy
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Node
 
-from tune_model.extract.sizes import SizePrinter, is_row_major, size_expression
+from tune_model.extract.attention_step import ATTENTION
+from tune_model.extract.import_arguments import ArgumentWriter, dtype_name
+from tune_model.extract.sizes import SizePrinter, size_expression
 from tune_model.extract.trace import Trace, TraceError
 from tune_model.runtime.expression import Dim
+from tune_model.runtime.operators import OperatorError, resolve
 from tune_model.runtime.program import (
     Arg,
     Call,
@@ -26,9 +29,7 @@ from tune_model.runtime.program import (
     Items,
     Output,
     Program,
-    Real,
     Ref,
-    Size,
     Step,
     Symbol,
     TensorType,
@@ -100,8 +101,29 @@ class SpecialisedError(TraceError):
         self.symbol = symbol
 
 
-_CASTS = frozenset({"aten.to.dtype", "aten.to.device", "aten.to.dtype_layout", "aten.to.other", "aten.type_as.default", "aten._to_copy.default"})  # fmt: skip
+_CASTS = frozenset(
+    {
+        "aten._to_copy.default",
+        "aten.to.device",
+        "aten.to.dtype",
+        "aten.to.dtype_layout",
+        "aten.to.other",
+        "aten.type_as.default",
+    }
+)
+_VIEW = "aten.view.default"
+_ROW_MAJOR = (("memory_format", TorchName("memory_format", "contiguous_format")),)
 _VIEWS = frozenset({"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"})
+_SPELLINGS = {
+    "aten.__and__.Scalar": "aten.bitwise_and.Scalar",
+    "aten.__and__.Tensor": "aten.bitwise_and.Tensor",
+    "aten.__or__.Scalar": "aten.bitwise_or.Scalar",
+    "aten.__or__.Tensor": "aten.bitwise_or.Tensor",
+    "aten.__xor__.Scalar": "aten.bitwise_xor.Scalar",
+    "aten.__xor__.Tensor": "aten.bitwise_xor.Tensor",
+    # What transformers calls for expert layers where torch's own is missing or too strict while tracing.
+    "transformers.grouped_mm_fallback.default": "aten._grouped_mm.default",
+}
 _REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 """Higher-order operators that only change a mode around a subgraph, and where their subgraph argument is."""
 
@@ -121,6 +143,10 @@ def _op_name(target: torch._ops.OpOverload) -> str:
     return str(target)
 
 
+def _is_user_tensor(spec: InputSpec) -> bool:
+    return spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument)
+
+
 class _Importer:
     """State of one import."""
 
@@ -131,6 +157,7 @@ class _Importer:
         self.names: dict[Node, str | tuple[str, ...]] = {}
         self.types: dict[Node, TensorType] = {}
         self.taken: set[str] = set()
+        self.checked = {ATTENTION}
         self.steps: list[Call] = []
         self.weights: dict[str, Weight] = {}
         self.constants: dict[str, Constant] = {}
@@ -162,7 +189,7 @@ class _Importer:
         """Name the tracer's symbols after the declared ones."""
         signature = self.exported.graph_signature
         by_name = {n.name: n for n in self.exported.graph.nodes if n.op == "placeholder"}
-        nodes = [by_name[s.arg.name] for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
+        nodes = [by_name[s.arg.name] for s in signature.input_specs if _is_user_tensor(s)]
         if len(nodes) != len(self.interface.inputs):
             names = [i.name for i in self.interface.inputs]
             raise TraceError(f"the traced graph has {len(nodes)} inputs; expected {len(names)}: {', '.join(names)}")
@@ -173,10 +200,10 @@ class _Importer:
                 self._bind_dim(size_expression(size), declared, given.name, axis, bound)
                 if isinstance(declared, str):
                     where.setdefault(declared, (given.name, axis))
-        self.printer = SizePrinter(bound)
+        self.write = ArgumentWriter(SizePrinter(bound), self.names)
         self.symbols = tuple(self._symbol(name, *place, bound) for name, place in where.items())
         inputs = tuple(
-            Input(given.name, self._type(node.meta["val"]), values=given.values)
+            Input(given.name, self.write.type(node.meta["val"]), values=given.values)
             for node, given in zip(nodes, self.interface.inputs, strict=True)
         )
         return inputs, nodes
@@ -201,7 +228,7 @@ class _Importer:
             raise SpecialisedError(message, declared)
         if bound.setdefault(size, declared) != declared:
             raise TraceError(
-                f"input {name!r}, dim {axis}: the model needs {declared} to equal {bound[size]}; use one symbol for both"
+                f"input {name!r}, dim {axis}: the model needs {declared} to equal {bound[size]}; give both one symbol"
             )
 
     def _symbol(self, name: str, input_: str, axis: int, bound: Mapping[sympy.Symbol, str]) -> Symbol:
@@ -237,7 +264,7 @@ class _Importer:
         known = {w.sources[0]: w.name for w in self.weights.values()}
         name = known.get(checkpoint) or self._unique(checkpoint)
         self.names[node] = name
-        self.weights.setdefault(name, Weight(name, self._type(node.meta["val"]), (checkpoint,)))
+        self.weights.setdefault(name, Weight(name, self.write.type(node.meta["val"]), (checkpoint,)))
 
     def _bind_constant(self, node: Node, target: str) -> None:
         value = self.exported.constants.get(target)
@@ -248,7 +275,7 @@ class _Importer:
             )
         name = self._unique(self.interface.weights.get(target, target))
         self.names[node] = name
-        self.constants[name] = Constant(name, self._type(node.meta["val"]), name)
+        self.constants[name] = Constant(name, self.write.type(node.meta["val"]), name)
         self.tensors[name] = value.detach().contiguous()
 
     # -------------------------------------------------------------------------------------------------------- graph
@@ -260,7 +287,7 @@ class _Importer:
             if node.op == "call_function":
                 self._call(node, module)
             elif node.op == "output":
-                outputs = self._outputs(node) if top else [self._value(n) for n in node.args[0]]
+                outputs = self._outputs(node) if top else [self.write.value(n) for n in node.args[0]]
             elif node.op not in {"placeholder", "get_attr"}:
                 raise TraceError(f"the graph has a {node.op} node ({node.target}); expected operator calls only")
         return outputs
@@ -271,10 +298,10 @@ class _Importer:
         if changed:
             raise TraceError(f"the model changes {', '.join(map(str, changed))} when it runs; expected a pure forward")
         found = []
-        for value in node.args[0]:
+        for value in cast("tuple[object, ...]", node.args[0]):
             if not isinstance(value, Node):
                 raise TraceError(f"the model returns {value!r} among its outputs; expected tensors")
-            found.append(self._value(value))
+            found.append(self.write.value(value))
         return found
 
     def _call(self, node: Node, module: GraphModule) -> None:
@@ -294,7 +321,18 @@ class _Importer:
             return
         if target._schema.is_mutable:
             raise MutationError(f"{target} writes into its argument")
-        self._emit(node, _op_name(target))
+        self._emit(node, self._operator(_op_name(target)))
+
+    def _operator(self, op: str) -> str:
+        """Return the name to store, once it is clear that the runtime executes it."""
+        op = _SPELLINGS.get(op, op)
+        if op not in self.checked:
+            try:
+                resolve(op)
+            except OperatorError as error:
+                raise TraceError(f"the model runs something that programs cannot: {error}") from error
+            self.checked.add(op)
+        return op
 
     @staticmethod
     def _makes_tensors(node: Node) -> bool:
@@ -338,106 +376,52 @@ class _Importer:
         if op not in IDENTITIES or before.dtype != after.dtype or before.dim() != after.dim():
             return False
         if op == "aten.dropout.default":
-            return not node.args[2] or node.args[1] == 0.0
-        return self._layout(before) == self._layout(after)
-
-    def _layout(self, value: torch.Tensor) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:
-        shape = tuple(self.printer.named(s) for s in value.shape)
-        return shape, tuple(
-            sympy.Integer(0) if size == 1 else self.printer.named(s)
-            for size, s in zip(shape, value.stride(), strict=True)
-        )
+            return node.args[2] is False or node.args[1] == 0.0
+        return self.write.layout(before) == self.write.layout(after)
 
     def _emit(self, node: Node, op: str) -> None:
         value = node.meta["val"]
-        results: tuple[str, ...]
-        if isinstance(value, torch.Tensor):
-            name = self._unique(node.name)
-            self.values[name] = self._type(value)
-            self.names[node], results = name, (name,)
-        else:
-            results = tuple(self._unique(f"{node.name}.{i}") for i in range(len(value)))
-            for name, item in zip(results, value, strict=True):
-                self.values[name] = self._type(item)
+        if not isinstance(value, torch.Tensor):
+            results = tuple(self._declare(f"{node.name}.{i}", self.write.type(v)) for i, v in enumerate(value))
             self.names[node] = results
-        self.steps.append(self._normalise(node, op, results))
+            self._append(node, op, results)
+            return
+        name = self.names[node] = self._declare(node.name, self.write.type(value))
+        source = node.args[0] if node.args else None
+        if not isinstance(source, Node) or not isinstance(source.meta.get("val"), torch.Tensor):
+            self._append(node, op, (name,))
+            return
+        before = source.meta["val"]
+        if op in _CASTS and before.dtype != value.dtype and self.write.layout(before) == self.write.layout(value):
+            dtype = TorchName("dtype", dtype_name(value))
+            self.steps.append(Call("aten.to.dtype", (Ref(self.write.value(source)), dtype), (), (name,)))
+        elif op in _VIEWS:
+            self.steps.append(Call(_VIEW, (Ref(self._viewable(source, value)), self.write.shape(value)), (), (name,)))
+        else:
+            self._append(node, op, (name,))
 
-    def _normalise(self, node: Node, op: str, results: tuple[str, ...]) -> Call:
-        """Spell equal computations equally."""
-        value = node.meta["val"]
-        if op in _CASTS and isinstance(node.args[0], Node):
-            before = node.args[0].meta["val"]
-            if before.dtype != value.dtype and self._layout(before) == self._layout(value):
-                dtype = TorchName("dtype", self._dtype(value))
-                return Call("aten.to.dtype", (self._arg(node.args[0]), dtype), (), results)
-        if op in _VIEWS:
-            sizes = tuple(self._size(s) for s in value.shape)
-            op = "aten.view.default" if self._shares_memory(node) else "aten.reshape.default"
-            return Call(op, (self._arg(node.args[0]), Items(sizes)), (), results)
-        args = tuple(self._arg(a) for a in node.args)
-        return Call(op, args, tuple((k, self._arg(a)) for k, a in sorted(node.kwargs.items())), results)
+    def _append(self, node: Node, op: str, results: tuple[str, ...]) -> None:
+        args = tuple(self.write.argument(a) for a in node.args)
+        keywords = tuple((k, self.write.argument(a)) for k, a in sorted(node.kwargs.items()))
+        self.steps.append(Call(op, args, keywords, results))
 
-    @staticmethod
-    def _shares_memory(node: Node) -> bool:
-        source = node.args[0]
-        if not isinstance(source, Node):
-            return False
-        before, after = source.meta["val"], node.meta["val"]
-        return bool(before.untyped_storage()._cdata == after.untyped_storage()._cdata)
+    def _viewable(self, source: Node, reshaped: torch.Tensor) -> str:
+        """Name a value that `view` can reshape: the source, or a row-major copy where the tracer had to copy.
 
-    # ---------------------------------------------------------------------------------------------------- arguments
+        The copy is a step of its own, since a reshape that copies at most sizes may be a view at others (batch 1).
+        """
+        before, name = source.meta["val"], self.write.value(source)
+        if before.untyped_storage()._cdata == reshaped.untyped_storage()._cdata:
+            return name
+        type_ = self.write.type(before)
+        copy = self._declare(f"{source.name}_copy", TensorType(type_.dtype, type_.shape))
+        self.steps.append(Call("aten.clone.default", (Ref(name),), _ROW_MAJOR, (copy,)))
+        return copy
 
-    def _value(self, node: Node) -> str:
-        name = self.names.get(node)
-        if not isinstance(name, str):
-            raise TraceError(f"the graph uses {node.name} where one tensor is expected")
+    def _declare(self, name: str, type_: TensorType) -> str:
+        name = self._unique(name)
+        self.values[name] = type_
         return name
-
-    def _size(self, size: int | torch.SymInt) -> Arg:
-        dim = self.printer.print(size)
-        return Size(dim) if isinstance(dim, str) else dim
-
-    def _node(self, node: Node) -> Arg:
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
-            return self._size(value)
-        if isinstance(value, torch.SymFloat | torch.SymBool):
-            raise TraceError(f"the graph computes {node.name}, a number that depends on a size; expected integers")
-        return Ref(self._value(node))
-
-    def _arg(self, arg: Any) -> Arg:  # noqa: PLR0911 -- one line for each kind of argument
-        match arg:
-            case Node():
-                return self._node(arg)
-            case list() | tuple():
-                return Items(tuple(self._arg(a) for a in arg))
-            case torch.SymInt():
-                return self._size(arg)
-            case float() if arg != arg or arg in {float("inf"), float("-inf")}:
-                return Real("nan" if arg != arg else "inf" if arg > 0 else "-inf")
-            case bool() | int() | float() | str() | None:
-                return arg
-            case torch.dtype():
-                return TorchName("dtype", str(arg).removeprefix("torch."))
-            case torch.layout():
-                return TorchName("layout", str(arg).removeprefix("torch."))
-            case torch.memory_format():
-                return TorchName("memory_format", str(arg).removeprefix("torch."))
-            case torch.device():
-                return TorchName("device", "device")
-        raise TraceError(f"an operator takes {arg!r}, a {type(arg).__name__}; expected tensors, numbers, text or types")
-
-    @staticmethod
-    def _dtype(value: torch.Tensor) -> str:
-        return str(value.dtype).removeprefix("torch.")
-
-    def _type(self, value: torch.Tensor) -> TensorType:
-        shape = tuple(self.printer.named(s) for s in value.shape)
-        strides = tuple(self.printer.named(s) for s in value.stride())
-        sizes = tuple(self.printer.print_expression(s) for s in shape)
-        if is_row_major(shape, strides):
-            return TensorType(self._dtype(value), sizes)
-        return TensorType(self._dtype(value), sizes, tuple(self.printer.print_expression(s) for s in strides))
 
     def _unique(self, name: str) -> str:
         found, count = name, 0

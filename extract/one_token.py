@@ -26,7 +26,8 @@ def at_one_token(prefill: Trace) -> Trace | None:
     program = prefill.program
     values = {name: _type(type_) for name, type_ in program.values.items()}
     inputs = tuple(Input(i.name, _type(i.type), i.role, i.values) for i in program.inputs if i.name != "logits_index")
-    types = {n.name: n.type for n in (*inputs, *program.weights, *program.constants)} | values
+    types = {i.name: i.type for i in inputs} | {w.name: w.type for w in program.weights} | values
+    types |= {c.name: c.type for c in program.constants}
     renamed: dict[str, str] = {}
     steps: list[Call] = []
     for step in program.steps:

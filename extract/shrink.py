@@ -47,7 +47,7 @@ def _get(config: Any, name: str) -> int | None:
 
 
 def _shrink_layers(config: Any) -> None:
-    """Keep the first layers, but one of each kind, and a small vocabulary."""
+    """Keep the first layers, but one of each kind; few words, short windows, small pictures."""
     count = _get(config, "num_hidden_layers")
     kept = 2
     kinds = getattr(config, "layer_types", None)
@@ -58,23 +58,28 @@ def _shrink_layers(config: Any) -> None:
         for name, value in list(vars(config).items()):
             if isinstance(value, list | tuple) and len(value) == count:
                 setattr(config, name, value[:kept])
-    for name in _LAYER_COUNTS:
-        layers = _get(config, name)
-        if layers and layers > kept:
-            setattr(config, name, kept)
-    vocabulary = _get(config, "vocab_size")
-    if vocabulary and vocabulary > _VOCABULARY:
-        config.vocab_size = _VOCABULARY
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-            token = getattr(config, name, None)
-            if isinstance(token, list) or (isinstance(token, int) and token >= _VOCABULARY):
-                setattr(config, name, 0)
-    for name in ("sliding_window", "max_source_positions"):
-        size = _get(config, name)
-        if size and size > 8:
-            setattr(config, name, 4 if name == "sliding_window" else 20)
-    if (_get(config, "image_size") or 0) > 64 and isinstance(_get(config, "patch_size"), int):
-        config.image_size = 4 * config.patch_size
+    _lower(config, dict.fromkeys(_LAYER_COUNTS, kept))
+    _shrink_vocabulary(config)
+    _lower(config, {"sliding_window": 4, "max_source_positions": 20})
+    patch, image = _get(config, "patch_size"), _get(config, "image_size")
+    if patch and image and image > 4 * patch:
+        config.image_size = 4 * patch
+
+
+def _lower(config: Any, limits: dict[str, int]) -> None:
+    for name, limit in limits.items():
+        if (_get(config, name) or 0) > limit:
+            setattr(config, name, limit)
+
+
+def _shrink_vocabulary(config: Any) -> None:
+    if (_get(config, "vocab_size") or 0) <= _VOCABULARY:
+        return
+    config.vocab_size = _VOCABULARY
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        token = getattr(config, name, None)
+        if isinstance(token, list) or (isinstance(token, int) and token >= _VOCABULARY):
+            setattr(config, name, 0)
 
 
 def _shrink_sizes(config: Any) -> None:
@@ -101,7 +106,4 @@ def _shrink_sizes(config: Any) -> None:
     for name in ("query_pre_attn_scalar", "word_embed_proj_dim"):
         if _get(config, name):
             setattr(config, name, config.hidden_size)
-    for name in _WIDTHS:
-        width = _get(config, name)
-        if width and width > 96:
-            setattr(config, name, 96)
+    _lower(config, dict.fromkeys(_WIDTHS, 96))

@@ -17,11 +17,11 @@ from torch.export import ExportedProgram
 from tune_model.extract.build import Built, weight_names
 from tune_model.extract.import_graph import Interface, MutationError, NamedInput, SpecialisedError, import_program
 from tune_model.extract.request import Phase
-from tune_model.extract.trace import Trace, TraceError
+from tune_model.extract.trace import Trace, TraceError, UnknownAttentionError
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.expression import Dim
 
-__all__ = ["Entry", "ExampleInput", "example_sizes", "import_functional", "trace_graph"]
+__all__ = ["Entry", "ExampleInput", "Run", "example_sizes", "fix_single_sizes", "import_functional", "trace_graph"]
 
 Run = Callable[[torch.nn.Module, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
@@ -96,17 +96,29 @@ def trace_graph(entry: Entry, phases: Iterable[Phase], sizes: Mapping[str, int])
     Raises:
         TraceError: The model cannot be exported, or is only right for some of the grid.
     """
+    return fix_single_sizes(phases, lambda fixed: _trace(entry, sizes, fixed))
+
+
+def fix_single_sizes(phases: Iterable[Phase], attempt: Callable[[Mapping[str, int]], Trace]) -> Trace:
+    """Trace, and where a symbol turns out to be specialised and the grid has one value for it, trace at that value.
+
+    Args:
+        phases: Whose grids say which values each symbol takes.
+        attempt: Traces with some symbols fixed.
+
+    Raises:
+        SpecialisedError: A symbol is specialised that needs several values.
+    """
     phases = tuple(phases)
     fixed: dict[str, int] = {}
     while True:
         try:
-            trace = _trace(entry, sizes, fixed)
+            trace = attempt(fixed)
         except SpecialisedError as error:
-            symbol = error.symbol
-            grid = {v for p in phases for v in p.grid.get(symbol, ())}
-            if symbol in fixed or len(grid) != 1:
+            grid = {v for p in phases for v in p.grid.get(error.symbol, ())}
+            if error.symbol in fixed or len(grid) != 1:
                 raise
-            fixed[symbol] = grid.pop()
+            fixed[error.symbol] = grid.pop()
             continue
         notes = tuple(f"{name} is fixed at {value}: the model specialises it" for name, value in fixed.items())
         return trace._replace(notes=(*trace.notes, *notes))
@@ -145,6 +157,8 @@ def _export(
         with torch.no_grad(), warnings.catch_warnings(), _quiet("torch.export", "torch._subclasses.fake_tensor"):
             warnings.simplefilter("ignore")
             return torch.export.export(function, (examples,), dynamic_shapes=(dynamic,), strict=False)
+    except UnknownAttentionError:
+        raise
     except TuneModelError as error:
         raise TraceError(f"{entry.model}, {entry.phase}: {error}") from error
     except Exception as error:  # whatever the model's code or the tracer raises

@@ -1,20 +1,25 @@
 """Front end for transformers models: decoders with a cache, encoders, and single forward passes."""
 
 import inspect
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
-from tune_model.extract.attention_step import ATTENTION, AttentionLog, causal_attention_steps, encoder_attention
+from tune_model.extract.attention_step import (
+    ATTENTION,
+    AttentionLog,
+    causal_attention_steps,
+    encoder_attention,
+)
 from tune_model.extract.build import Built, build_transformers, load_config, make_fake, torch_dtype
 from tune_model.extract.cache_steps import add_cache
 from tune_model.extract.import_graph import NamedInput
 from tune_model.extract.one_token import at_one_token
+from tune_model.extract.outputs import named_outputs
 from tune_model.extract.request import Phase, Request, TransformersSource
-from tune_model.extract.trace import SourceError, Trace, TraceError
-from tune_model.extract.trace_graph import Entry, ExampleInput, example_sizes, trace_graph
+from tune_model.extract.trace import SourceError, Trace, TraceError, UnknownAttentionError
+from tune_model.extract.trace_graph import Entry, ExampleInput, Run, example_sizes, trace_graph
 from tune_model.runtime.program import Call, Program, Symbol, ValueRange
 
 __all__ = ["forward_settings", "trace_config", "trace_transformers"]
@@ -143,9 +148,7 @@ def _with_cache(raw: Trace, phase: Phase, max_length: int) -> Trace:
     return Trace(program, raw.constants, tuple(f"{phase.name}: {note}" for note in raw.notes))
 
 
-def _run_decoder(
-    model: torch.nn.Module,
-) -> Callable[[torch.nn.Module, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+def _run_decoder(model: torch.nn.Module) -> Run:
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(module: torch.nn.Module, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -166,7 +169,7 @@ def _check_attention(program: Program, log: AttentionLog, config: Any) -> None:
     if steps == expected == len(log.layers):
         return
     raise TraceError(
-        f"{config.model_type} has {expected} layers, but {len(log.layers)} attention calls were seen and {steps} of them"
+        f"{config.model_type} has {expected} layers, but {len(log.layers)} attention calls were seen, {steps} of which"
         " reach the logits; expected one per layer. Its layers mix tokens in another way (their own attention, a"
         " recurrent state, shared keys), which causal-lm programs do not support yet. Trace it as task: forward"
     )
@@ -176,18 +179,37 @@ def _check_attention(program: Program, log: AttentionLog, config: Any) -> None:
 
 
 def _trace_forward(request: Request, source: TransformersSource, config: Any) -> tuple[Trace, ...]:
-    with encoder_attention() as attention:
-        model = build_transformers(source, config, request.task, request.dtype, attention)
-        inputs = _inputs(request, model, config)
-        run = _run_forward(model)
-        built = make_fake(model)
-        traces = []
-        for phase in request.phases:
-            entry = Entry(phase.name, f"the {config.model_type} model", built, run, inputs, {})
-            trace = trace_graph(entry, request.phases, example_sizes(inputs, request.phases))
-            notes = ("torch.export with dynamic sizes", *trace.notes)
-            traces.append(trace._replace(notes=tuple(f"{phase.name}: {n}" for n in notes)))
-        return tuple(traces)
+    """Trace with attention as one operator, else with the implementations that transformers has."""
+    refused: list[str] = []
+    log = AttentionLog()
+    with encoder_attention(log) as ours:
+        for attention in (ours, "sdpa", "eager"):
+            try:
+                traces = _trace_with_attention(request, source, config, attention)
+                if attention == ours and log.masks and not log.layers:
+                    raise UnknownAttentionError(f"{config.model_type} masks its attention but computes it by itself")
+            except UnknownAttentionError as error:
+                refused.append(f"{attention}: {error}")
+                continue
+            note = () if attention == ours else (f"attention is transformers' own {attention!r}",)
+            return tuple(t._replace(notes=(*t.notes, *note)) for t in traces)
+    raise TraceError(f"no attention implementation of {config.model_type} can be traced: {'; '.join(refused)}")
+
+
+def _trace_with_attention(
+    request: Request, source: TransformersSource, config: Any, attention: str
+) -> tuple[Trace, ...]:
+    model = build_transformers(source, config, request.task, request.dtype, attention)
+    inputs = _inputs(request, model, config)
+    run = _run_forward(model)
+    built = make_fake(model)
+    traces = []
+    for phase in request.phases:
+        entry = Entry(phase.name, f"the {config.model_type} model", built, run, inputs, {})
+        trace = trace_graph(entry, request.phases, example_sizes(inputs, request.phases))
+        notes = ("torch.export with dynamic sizes", *trace.notes)
+        traces.append(trace._replace(notes=tuple(f"{phase.name}: {n}" for n in notes)))
+    return tuple(traces)
 
 
 def _inputs(request: Request, model: torch.nn.Module, config: Any) -> tuple[ExampleInput, ...]:
@@ -206,8 +228,8 @@ def _inputs(request: Request, model: torch.nn.Module, config: Any) -> tuple[Exam
         return tuple(ExampleInput(NamedInput(n, dims, _measured(n, config)), _INT) for n in names)
     if main == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
         size = config.image_size
-        dims = ("batch", int(getattr(config, "num_channels", 3)), size, size)
-        return (ExampleInput(NamedInput("pixel_values", dims), dtype),)
+        picture = ("batch", int(getattr(config, "num_channels", 3)), size, size)
+        return (ExampleInput(NamedInput("pixel_values", picture), dtype),)
     if main == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
         frames = 2 * int(config.max_source_positions)
         features = NamedInput("input_features", ("batch", int(config.num_mel_bins), frames))
@@ -234,20 +256,15 @@ def forward_settings(model: torch.nn.Module) -> dict[str, bool]:
     return {k: v for k, v in (("use_cache", False), ("return_dict", True)) if k in accepted}
 
 
-def _run_forward(
-    model: torch.nn.Module,
-) -> Callable[[torch.nn.Module, dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+def _run_forward(model: torch.nn.Module) -> Run:
     settings = forward_settings(model)
 
     def run(module: torch.nn.Module, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        outputs = module(**given, **settings)
+        returned = module(**given, **settings)
         for names in (("logits",), ("last_hidden_state", "pooler_output")):
-            found = {n: outputs[n] for n in names if isinstance(outputs.get(n), torch.Tensor)}
+            found = {n: returned[n] for n in names if isinstance(returned.get(n), torch.Tensor)}
             if found:
                 return found
-        found = {k: v for k, v in outputs.items() if isinstance(v, torch.Tensor)}
-        if not found:
-            raise TraceError(f"the model returns {', '.join(outputs)}; expected at least one tensor")
-        return found
+        return named_outputs(returned)
 
     return run

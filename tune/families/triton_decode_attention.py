@@ -11,7 +11,7 @@ from tune_model.runtime.kernel import Requirement, Within, Workspace
 from tune_model.runtime.program import Parameter, Ref
 from tune_model.tune.attention import AttentionForm, read_attention
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import thin
+from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, SizeOf, Slot, build_kernel
@@ -69,7 +69,8 @@ class TritonDecodeAttention:
             rank = _TILES.index((block_n, int(values["num_warps"]), int(values["num_stages"])))
             return min(off, 4.0) + 2.0 * waste + 0.08 * rank
 
-        yield from thin(sorted(spaces, key=cost), effort)
+        ordered = sorted(spaces, key=cost)
+        yield from thin(with_dependent_launch(ordered, offered=target.arch >= 90), effort)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State launches and requirements without compiling."""
@@ -208,6 +209,7 @@ def _plan(read: AttentionForm, config: _Values) -> KernelPlan | Rejected:
         "BLOCK_N": Constant(block_n),
         "BLOCK_D": Constant(max(16, _power_of_two(head_dim))),
         "PRECISION": Constant("ieee" if dtype == "float32" else "tf32"),
+        "PDL": Constant(bool(config["pdl"])),
     }
     for name, place in (("partial_out", "ws0"), ("partial_max", "ws1"), ("partial_sum", "ws2")):
         # With one split nothing is partial: the result's own pointer fills the place.
@@ -220,16 +222,19 @@ def _launches(read: AttentionForm, config: _Values, arguments: dict[str, Argumen
 
     heads, kv_heads, head_dim = _known(read.q, 1), _known(read.k, 1), _known(read.q, 3)
     splits = int(config["splits"])
-    options = Options(num_warps=int(config["num_warps"]), num_stages=int(config["num_stages"]))
+    pdl = bool(config["pdl"])
+    options = Options(int(config["num_warps"]), int(config["num_stages"]), programmatic=pdl)
     launches = [Launch(decode_attention.attend, arguments, (splits, kv_heads, batch), options)]
     workspaces: tuple[Workspace, ...] = ()
     if splits > 1:
         names = ("partial_out", "partial_max", "partial_sum", "positions", "out", "positions_stride_b")
         shared = {name: arguments[name] for name in (*names, "out_stride_b", "out_stride_h", "HEAD_DIM", "WINDOW")}
-        shared |= {name: arguments[name] for name in ("SPLITS", "BLOCK_N", "BLOCK_D")}
+        shared |= {name: arguments[name] for name in ("SPLITS", "BLOCK_N", "BLOCK_D", "PDL")}
         shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(_power_of_two(splits))}
         warps = 4 if splits * head_dim >= 4096 else 1
-        launches.append(Launch(decode_attention.combine, shared, (heads, batch, 1), Options(warps, 1)))
+        launches.append(
+            Launch(decode_attention.combine, shared, (heads, batch, 1), Options(warps, 1, programmatic=pdl))
+        )
         rows = f"{batch}*{heads * splits}"
         workspaces = (
             Workspace("ws0", "float32", f"{rows}*{head_dim}"),

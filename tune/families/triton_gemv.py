@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tune_model.extract.task import Task
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import thin
+from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import gemv_plan, read_product
@@ -41,7 +41,9 @@ class TritonGemv:
         product = read_product(task)
         if isinstance(product, Rejected) or not isinstance(target, CudaTarget):
             return
-        yield from thin(gemv_space(product, target), effort, 1.0)
+        overlap = target.arch >= 90
+        configurations = with_dependent_launch(gemv_space(product, target), offered=overlap)
+        yield from thin(configurations, effort, 1.0)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""

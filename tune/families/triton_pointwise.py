@@ -10,7 +10,7 @@ from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
-from tune_model.tune.search_order import thin
+from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Constant, KernelPlan, Launch, SizeOf, build_kernel
@@ -67,7 +67,8 @@ class TritonPointwise:
             per_thread = values["block"] / (32 * values["num_warps"])
             return abs(math.log2(values["block"] / wanted)) + abs(math.log2(per_thread / 8))
 
-        yield from thin(sorted(spaces, key=distance), effort)
+        ordered = sorted(spaces, key=distance)
+        yield from thin(with_dependent_launch(ordered, offered=target.arch >= 90), effort)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launch without compiling."""
@@ -83,9 +84,10 @@ class TritonPointwise:
             "operands": generated.operands,
             "count": SizeOf(generated.extent),
             "BLOCK": Constant(block),
+            "PDL": Constant(bool(values["pdl"])),
             "BODY": Constant(load_function(generated.source, "body")),
         }
-        options = Options(int(values["num_warps"]), 1)
+        options = Options(int(values["num_warps"]), 1, programmatic=bool(values["pdl"]))
         launch = Launch(kernels.pointwise, arguments, (f"cdiv({generated.extent}, {block})", 1, 1), options)
         limit: tuple[Requirement, ...] = (Within(generated.extent, 0, _LARGEST_INDEX),)
         return KernelPlan((launch,), requires=(*nest.requires, *limit))

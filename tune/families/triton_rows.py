@@ -9,7 +9,7 @@ from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
-from tune_model.tune.search_order import thin
+from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Constant, KernelPlan, Launch, SizeOf, build_kernel
@@ -66,7 +66,8 @@ class TritonRows:
             for warps in _WARPS
             if r * block <= _MOST_ELEMENTS and r <= 2 * rows and 0.5 <= r * block / (32 * warps) <= 256
         ]
-        yield from thin(sorted(spaces, key=lambda c: _distance(c, rows, whole, target)), effort)
+        ordered = sorted(spaces, key=lambda c: _distance(c, rows, whole, target))
+        yield from thin(with_dependent_launch(ordered, offered=target.arch >= 90), effort)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launch without compiling."""
@@ -83,9 +84,10 @@ class TritonRows:
             "row_count": SizeOf(generated.extent),
             "ROWS": Constant(rows),
             "BLOCK": Constant(block),
+            "PDL": Constant(bool(values["pdl"])),
             "BODY": Constant(load_function(generated.source, "body")),
         }
-        options = Options(int(values["num_warps"]), 1)
+        options = Options(int(values["num_warps"]), 1, programmatic=bool(values["pdl"]))
         launch = Launch(kernels.rows, arguments, (f"cdiv({generated.extent}, {rows})", 1, 1), options)
         return KernelPlan((launch,), requires=nest.requires)
 

@@ -4,13 +4,16 @@ from collections.abc import Iterator
 
 from tune_model.extract.task import Task
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import thin
+from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import Product, read_product, split_k_plan
 from tune_model.tune.triton.matmul_space import split_k_space
 
 __all__ = ["FAMILY", "TritonSplitK"]
+
+_MOST_ROWS_OVERLAPPED = 256
+"""Longer products hide a launch anyway."""
 
 
 class TritonSplitK:
@@ -39,7 +42,9 @@ class TritonSplitK:
         product = read_product(task)
         if isinstance(product, Rejected) or not isinstance(target, CudaTarget):
             return
-        yield from thin(split_k_space(product, target), effort, _share(product))
+        overlap = target.arch >= 90 and product.m <= _MOST_ROWS_OVERLAPPED
+        configurations = with_dependent_launch(split_k_space(product, target), offered=overlap)
+        yield from thin(configurations, effort, _share(product))
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""

@@ -135,10 +135,11 @@ def gemv_plan(product: Product, config: Config) -> KernelPlan:
         "STAGES": Constant(int(values["stages"])),
         "UNROLL": Constant(int(values["unroll"])),
         "EVICTION": Constant("evict_first"),
+        "PDL": Constant(bool(values["pdl"])),
         "EPILOGUE": epilogue,
     }
     rows = product.epilogue.m.extent
-    options = Options(int(values["num_warps"]), 1)
+    options = Options(int(values["num_warps"]), 1, programmatic=bool(values["pdl"]))
     launch = Launch(gemv.gemv, arguments, (-(-product.n // block_n), f"min({rows}, 1)", 1), options)
     limit: Requirement = Within(rows, 0, block_m)
     return KernelPlan((launch,), requires=(*product.epilogue.nest.requires, limit))
@@ -155,7 +156,7 @@ def split_k_plan(product: Product, config: Config) -> KernelPlan:
     """Plan two launches: partial products over ranges of K, then their sum with the epilogue, in a fixed order."""
     from tune_model.tune.triton.kernels import matmul
 
-    splits = int(dict(config)["split_k"])
+    splits, pdl = int(dict(config)["split_k"]), bool(dict(config)["pdl"])
     rows = product.epilogue.m.extent
     first = _matmul(product, config, (Slot("ws0", "float32"),), _partial(product))
     operands, epilogue = _epilogue(product)
@@ -170,10 +171,11 @@ def split_k_plan(product: Product, config: Config) -> KernelPlan:
         "SPLIT_K": Constant(splits),
         "BLOCK_M": Constant(block_m),
         "BLOCK_N": Constant(block_n),
+        "PDL": Constant(pdl),
         "EPILOGUE": epilogue,
     }
     grid: tuple[Dim, Dim, Dim] = (f"cdiv({rows}, {block_m})", -(-product.n // block_n), 1)
-    second = Launch(matmul.sum_partials, arguments, grid, Options(4, 1))
+    second = Launch(matmul.sum_partials, arguments, grid, Options(4, 1, programmatic=pdl))
     workspace = Workspace("ws0", "float32", f"({rows})*{splits * product.n * product.halves}")
     return KernelPlan((first, second), (workspace,), requires=product.epilogue.nest.requires)
 
@@ -197,8 +199,9 @@ def _matmul(product: Product, config: Config, operands: tuple[Argument, ...] | A
         "WRAP_ROWS": Constant(product.m > block_m),
         "EVICTION": Constant("evict_first" if product.m <= block_m else ""),
         "PRECISION": Constant(product.precision),
+        "PDL": Constant(bool(values["pdl"])),
         "EPILOGUE": epilogue,
     }
-    options = Options(int(values["num_warps"]), int(values["num_stages"]))
+    options = Options(int(values["num_warps"]), int(values["num_stages"]), programmatic=bool(values["pdl"]))
     tiles = f"cdiv({rows}, {block_m})*{-(-product.n // block_n)}"
     return Launch(matmul.matmul, arguments, (tiles, splits, 1), options)

@@ -67,6 +67,7 @@ def test_a_tile_that_needs_too_much_shared_memory_is_rejected_with_the_numbers()
         "num_warps": 8,
         "num_stages": 8,
         "swap": False,
+        "pdl": False,
     }
     rejected = build("triton_matmul", 90, config)
     assert isinstance(rejected, Rejected)
@@ -75,12 +76,24 @@ def test_a_tile_that_needs_too_much_shared_memory_is_rejected_with_the_numbers()
 
 
 def test_a_compiler_failure_is_a_value_and_leaves_nothing_on_stderr(capfd: pytest.CaptureFixture[str]):
-    config = {"block_n": 3, "block_k": 256, "num_warps": 4, "stages": 1, "unroll": 1}
+    config = {"block_n": 3, "block_k": 256, "num_warps": 4, "stages": 1, "unroll": 1, "pdl": False}
     rejected = build("triton_gemv", 90, config)
     assert isinstance(rejected, Rejected)
     assert rejected.reason == "compiler"
     assert "power of 2" in rejected.detail
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_a_kernel_launched_early_waits_itself(family: str):
+    task = Task(FORMS[family], NumericRules())
+    configs = family_named(family).configurations(task, cuda_target(), Effort.QUICK)
+    early = next(c for c in configs if ("pdl", True) in c)
+    built = build(family, 90, dict(early))
+    assert isinstance(built, Built), built
+    assert all(s.programmatic for s in built.kernel.steps if isinstance(s, CudaLaunch))
+    older = family_named(family).configurations(task, cuda_target(80), Effort.THOROUGH)
+    assert not [c for c in older if ("pdl", True) in c]
 
 
 def test_a_wrong_call_says_what_was_refused():
@@ -181,6 +194,6 @@ def test_inductors_tiles_are_inside_the_space():
     tiles = {
         tuple(dict(c)[k] for k in ("block_m", "block_n", "block_k", "num_stages", "num_warps"))
         for c in family_named("triton_matmul").configurations(task, cuda_target(), Effort.THOROUGH)
-        if dict(c)["group_m"] == 8 and not dict(c)["swap"]
+        if dict(c)["group_m"] == 8 and not dict(c)["swap"] and not dict(c)["pdl"]
     }
     assert set(INDUCTOR) - tiles == {(128, 128, 128, 4, 8)}

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from tune_model.tune.triton.kernels.dependency import wait_for_predecessor
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -78,8 +80,10 @@ def attend(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attend over one split; with more than one, leave a partial result for `combine`."""
+    wait_for_predecessor(PDL)
     split = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
@@ -166,8 +170,10 @@ def combine(
     BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Join the splits of one head of one row; splits that had no keys left nothing to read."""
+    wait_for_predecessor(PDL)
     head = tl.program_id(0)
     row64 = tl.program_id(1).to(tl.int64)
     position = tl.load(positions + row64 * positions_stride_b).to(tl.int32)

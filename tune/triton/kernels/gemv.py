@@ -7,6 +7,8 @@ element in float32 and are summed across the block at the end.
 import triton
 import triton.language as tl
 
+from tune_model.tune.triton.kernels.dependency import wait_for_predecessor
+
 
 @triton.jit
 def gemv(
@@ -26,9 +28,11 @@ def gemv(
     STAGES: tl.constexpr,
     UNROLL: tl.constexpr,
     EVICTION: tl.constexpr,
+    PDL: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
     """Compute x [m_size <= BLOCK_M, K] times w [N * HALVES, K] transposed; with two halves, both halves' columns."""
+    wait_for_predecessor(PDL)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     w_columns = columns
     if N * HALVES * K >= 2**31:

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from tune_model.tune.triton.kernels.dependency import wait_for_predecessor
+
 
 @triton.jit
 def matmul(
@@ -25,6 +27,7 @@ def matmul(
     WRAP_ROWS: tl.constexpr,
     EVICTION: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
     """Compute a tile of x [m_size, K] times w [N * HALVES, K] transposed over one of SPLIT_K ranges of K.
@@ -33,6 +36,7 @@ def matmul(
     tile with few rows still fills the tensor cores' wide side. WRAP_ROWS reads rows past the end again from the start
     (no masks in the loop) where masking would save no traffic.
     """
+    wait_for_predecessor(PDL)
     pid = tl.program_id(0)
     grid_m = tl.cdiv(m_size, BLOCK_M)
     grid_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -121,9 +125,11 @@ def sum_partials(
     SPLIT_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
     """Add the SPLIT_K partial products [SPLIT_K, m_size, N * HALVES] in a fixed order and finish the tile."""
+    wait_for_predecessor(PDL)
     rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     mask = (rows < m_size) & (columns < N)

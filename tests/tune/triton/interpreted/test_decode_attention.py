@@ -24,7 +24,7 @@ def check(form, config, tolerance, positions=None):
         assert torch.equal(mine[cache].double(), expected_inputs[cache].double())
 
 
-TILE = {"num_warps": 4, "num_stages": 2}
+TILE = {"num_warps": 4, "num_stages": 2, "pdl": False}
 
 
 @pytest.mark.parametrize("splits", [1, 5, 16])
@@ -55,7 +55,7 @@ def test_a_cache_that_is_appended_elsewhere():
     form = decode_form(append=False)
     inputs = fill(form)
     expected = run_body(form, [t.double() if t.is_floating_point() else t for t in inputs])[0]
-    config = (("splits", 2), ("block_n", 32), ("num_warps", 4), ("num_stages", 2))
+    config = (("splits", 2), ("block_n", 32), ("num_warps", 4), ("num_stages", 2), ("pdl", False))
     actual = interpret(FAMILY.plan(Task(form, NumericRules()), config), form, inputs)[0]
     assert relative_error(actual, expected) < 2e-3
 

@@ -20,12 +20,12 @@ def check(form: Form, family, config) -> None:
 
 
 def gemv(block_n: int = 2, block_k: int = 64) -> dict[str, int]:
-    return {"block_n": block_n, "block_k": block_k, "num_warps": 4, "stages": 2, "unroll": 1}
+    return {"block_n": block_n, "block_k": block_k, "num_warps": 4, "stages": 2, "unroll": 1, "pdl": False}
 
 
 def tile(m: int, n: int, k: int, *, swap: bool = False, split_k: int | None = None) -> dict[str, int | bool]:
     config = {"block_m": m, "block_n": n, "block_k": k, "group_m": 2, "num_warps": 4, "num_stages": 2, "swap": swap}
-    return config | ({} if split_k is None else {"split_k": split_k})
+    return config | {"pdl": False} | ({} if split_k is None else {"split_k": split_k})
 
 
 @pytest.mark.parametrize("m", [1, 3])

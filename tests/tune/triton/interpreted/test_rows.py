@@ -17,7 +17,7 @@ def check(form: Form, inputs=None, *, tolerance: float = 2e-6, configs=None) -> 
     inputs = random_inputs(form) if inputs is None else inputs
     expected = run_results(form, [t.clone() for t in inputs])
     family = triton_rows.FAMILY if configs else triton_pointwise.FAMILY
-    for values in configs or [{"block": 64, "num_warps": 1}]:
+    for values in configs or [{"block": 64, "num_warps": 1, "pdl": False}]:
         plan = family.plan(Task(form, NumericRules()), tuple(values.items()))
         assert not hasattr(plan, "reason"), plan
         for actual, wanted in zip(interpret(plan, form, inputs), expected, strict=True):
@@ -31,7 +31,7 @@ def check(form: Form, inputs=None, *, tolerance: float = 2e-6, configs=None) -> 
 
 
 def tiles(*pairs: tuple[int, int]) -> list[dict[str, int]]:
-    return [{"rows": rows, "block": block, "num_warps": 1} for rows, block in pairs]
+    return [{"rows": rows, "block": block, "num_warps": 1, "pdl": False} for rows, block in pairs]
 
 
 ALL = tiles((4, 64), (2, 16))

@@ -6,16 +6,15 @@ A prepared kernel *emits* its steps over somebody's slot list: a program's plan 
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tune_model.runtime.cpu_library import prepare_cpu_call
 from tune_model.runtime.cuda_driver import Geometry, open_driver, prepare_launch
-from tune_model.runtime.errors import TuneModelError
+from tune_model.runtime.emission import KernelError, Operand, PreparedKernel, PreparedLaunch, emit
 from tune_model.runtime.expression import evaluate
-from tune_model.runtime.invoke import PreparedStep, ProgramError, Slots, prepare_call, torch_dtype
+from tune_model.runtime.invoke import PreparedStep, Slots, torch_dtype
 from tune_model.runtime.kernel import (
     Aligned,
     CpuLaunch,
@@ -27,58 +26,12 @@ from tune_model.runtime.kernel import (
     Pointer,
     Scalar,
 )
-from tune_model.runtime.layout import (
-    Layout,
-    layout_of,
-    prepare_alignment,
-    prepare_allocation,
-    prepare_conform,
-    prepare_reinterpret,
-    same,
-)
+from tune_model.runtime.layout import Layout, layout_of
 from tune_model.runtime.machine_code import CodeLoader
-from tune_model.runtime.program import Arg, Call, Form, Items, Parameter, Ref, bind_call
+from tune_model.runtime.program import Call, Form, bind_call
 from tune_model.runtime.replay import slot_sizes
 
-__all__ = ["BoundKernel", "KernelError", "Operand", "PreparedKernel", "bind_kernel", "body_kernel", "prepare_kernel"]
-
-
-class KernelError(TuneModelError):
-    """A kernel's launch facts do not fit its form, or a call does not fit the kernel."""
-
-
-class Operand(NamedTuple):
-    """Where a form's parameter or result lies in a slot list.
-
-    Attributes:
-        slot: Index of it.
-        layout: Of the tensor there; `None` for a packed weight, which is passed on untouched.
-    """
-
-    slot: int
-    layout: Layout | None
-
-
-Emit = Callable[[Callable[[str], int]], PreparedStep]
-"""Makes a launch step, given the slot index of each name."""
-
-
-class PreparedKernel(NamedTuple):
-    """A kernel whose sizes are integers and whose code is loaded.
-
-    Attributes:
-        form: Concrete.
-        steps: An operator call, or what makes a launch step with the names of the slots it touches.
-        workspaces: Name, layout and whether to zero.
-        aligned: Strictest alignment asked of each slot, in bytes.
-        device: Where it runs.
-    """
-
-    form: Form
-    steps: tuple[Call | tuple[Emit, tuple[str, ...]], ...]
-    workspaces: tuple[tuple[str, Layout, bool], ...]
-    aligned: Mapping[str, int]
-    device: torch.device
+__all__ = ["BoundKernel", "bind_kernel", "body_kernel", "prepare_kernel"]
 
 
 def body_kernel(form: Form) -> Kernel:
@@ -103,7 +56,7 @@ def _constant(argument: KernelArgument, sizes: Mapping[str, int]) -> bytes:
 
 def _prepare_cuda(
     launch: CudaLaunch, sizes: Mapping[str, int], loader: CodeLoader, device: torch.device
-) -> tuple[Emit, tuple[str, ...]]:
+) -> PreparedLaunch:
     grid = (evaluate(launch.grid[0], sizes), evaluate(launch.grid[1], sizes), evaluate(launch.grid[2], sizes))
     if min(grid) < 0:
         raise KernelError(f"kernel {launch.entry!r} has grid {grid}")
@@ -112,20 +65,20 @@ def _prepare_cuda(
     names = tuple(dict.fromkeys(a.slot for a in launch.arguments if isinstance(a, Pointer)))
     arguments = tuple(names.index(a.slot) if isinstance(a, Pointer) else _constant(a, sizes) for a in launch.arguments)
 
-    def emit(index: Callable[[str], int]) -> PreparedStep:
+    def emit_step(index: Callable[[str], int]) -> PreparedStep:
         return prepare_launch(open_driver(), function, geometry, tuple(index(n) for n in names), arguments)
 
-    return emit, names
+    return PreparedLaunch(names, emit_step)
 
 
-def _prepare_cpu(launch: CpuLaunch, sizes: Mapping[str, int], loader: CodeLoader) -> tuple[Emit, tuple[str, ...]]:
+def _prepare_cpu(launch: CpuLaunch, sizes: Mapping[str, int], loader: CodeLoader) -> PreparedLaunch:
     function = loader.cpu(launch)
     values = tuple(evaluate(s, sizes) for s in launch.sizes)
 
-    def emit(index: Callable[[str], int]) -> PreparedStep:
+    def emit_step(index: Callable[[str], int]) -> PreparedStep:
         return prepare_cpu_call(function, values, tuple(index(n) for n in launch.pointers))
 
-    return emit, launch.pointers
+    return PreparedLaunch(launch.pointers, emit_step)
 
 
 def prepare_kernel(kernel: Kernel, form: Form, loader: CodeLoader, device: torch.device) -> PreparedKernel:
@@ -144,7 +97,7 @@ def prepare_kernel(kernel: Kernel, form: Form, loader: CodeLoader, device: torch
         LibraryError: A shared library does not load.
     """
     sizes = slot_sizes(form)
-    steps: list[Call | tuple[Emit, tuple[str, ...]]] = []
+    steps: list[Call | PreparedLaunch] = []
     for step in kernel.steps:
         if isinstance(step, CudaLaunch):
             steps.append(_prepare_cuda(step, sizes, loader, device))
@@ -162,138 +115,6 @@ def prepare_kernel(kernel: Kernel, form: Form, loader: CodeLoader, device: torch
     return PreparedKernel(form, tuple(steps), workspaces, aligned, device)
 
 
-def _references(args: Sequence[Arg]) -> set[str]:
-    names: set[str] = set()
-    for arg in args:
-        if isinstance(arg, Ref):
-            names.add(arg.name)
-        elif isinstance(arg, Items):
-            names |= _references(arg.items)
-    return names
-
-
-class _Emission:
-    """One emission of a kernel: which slot holds each name, as memory and as a tensor of the form's layout."""
-
-    def __init__(
-        self, kernel: PreparedKernel, inputs: Sequence[Operand], results: Sequence[Operand], new_slot: Callable[[], int]
-    ) -> None:
-        form = kernel.form
-        self.kernel = kernel
-        self.new_slot = new_slot
-        self.steps: list[PreparedStep] = []
-        self.temporaries: list[int] = []
-        self.layouts: dict[str, Layout] = {p.name: layout_of(p.type) for p in (*form.parameters, *form.results)}
-        self.operands = dict(zip((p.name for p in form.parameters), inputs, strict=True))
-        self.results = dict(zip((p.name for p in form.results), results, strict=True))
-        self.memory = {name: operand.slot for name, operand in self.operands.items()}
-        self.tensors: dict[str, int] = {}
-
-    def temporary(self) -> int:
-        index = self.new_slot()
-        self.temporaries.append(index)
-        return index
-
-    def align(self, parameters: Sequence[Parameter]) -> None:
-        """Copy activations that start at the wrong address; a cache is written in place, so it cannot be."""
-        for parameter in parameters:
-            size_bytes = self.kernel.aligned.get(parameter.name, 1)
-            if size_bytes > 1 and parameter.role == "activation":
-                source = self.memory[parameter.name]
-                target = self.memory[parameter.name] = self.temporary()
-                self.steps.append(prepare_alignment(source, target, size_bytes))
-
-    def address(self, name: str) -> int:
-        """Return the slot whose tensor starts at a name's memory, allocating a result on first use."""
-        if name not in self.memory:
-            operand = self.results.get(name)
-            if operand is None or operand.layout is None:
-                raise KernelError(f"a kernel launches on {name!r}, which is no slot of its form")
-            self.steps.append(prepare_allocation(operand.slot, operand.layout, self.kernel.device))
-            self.memory[name] = operand.slot
-        return self.memory[name]
-
-    def tensor(self, name: str) -> int:
-        """Return the slot that holds a name in the form's layout."""
-        if name not in self.tensors:
-            if name not in self.memory:
-                raise ProgramError(f"value {name!r} is used before it is made")
-            operand = self.operands.get(name) or self.results.get(name)
-            layout = self.layouts.get(name)
-            if operand is None or operand.layout is None or layout is None or _equal(operand.layout, layout):
-                self.tensors[name] = self.memory[name]
-            else:
-                self.tensors[name] = self.temporary()
-                self.steps.append(prepare_reinterpret(self.memory[name], self.tensors[name], layout))
-        return self.tensors[name]
-
-    def call(self, call: Call) -> None:
-        names = _references([*call.args, *(a for _, a in call.kwargs)])
-        slots = {name: self.tensor(name) for name in names}
-        made = [name for name in call.results if name is not None]
-        for name in made:
-            operand = self.results.get(name)
-            direct = operand is not None and operand.layout is not None and _equal(operand.layout, self.layouts[name])
-            slots[name] = operand.slot if operand is not None and direct else self.temporary()
-        self.steps.append(prepare_call(call, slots, self.kernel.device))
-        for name in made:
-            self.tensors[name] = self.memory[name] = slots[name]
-            if name in self.results:
-                self.steps.append(prepare_conform(slots[name], self.layouts[name]))
-
-    def finish(self) -> None:
-        """Bring results that an operator made into their own slots and layouts."""
-        for name, operand in self.results.items():
-            made = self.memory.get(name)
-            if made is None:
-                raise KernelError(f"a kernel leaves its form's result {name!r} unmade")
-            if made != operand.slot and operand.layout is not None:
-                self.steps.append(prepare_reinterpret(made, operand.slot, operand.layout))
-
-
-def _equal(a: Layout, b: Layout) -> bool:
-    return a.shape == b.shape and same(a.shape, a.strides, b.strides)
-
-
-def emit(
-    kernel: PreparedKernel,
-    inputs: Sequence[Operand],
-    results: Sequence[Operand],
-    new_slot: Callable[[], int],
-    *,
-    allocated: bool = False,
-) -> tuple[list[PreparedStep], list[int]]:
-    """Make the steps that run a kernel over a slot list.
-
-    Args:
-        kernel: What to run.
-        inputs: One per parameter of its form.
-        results: One per result.
-        new_slot: Extends the slot list by one.
-        allocated: The results' slots hold memory for launches to write to.
-
-    Returns:
-        The steps in order, and the slots that hold nothing of use after the last one.
-    """
-    emission = _Emission(kernel, inputs, results, new_slot)
-    if allocated:
-        emission.memory.update((name, operand.slot) for name, operand in emission.results.items())
-    emission.align(kernel.form.parameters)
-    for name, layout, zeroed in kernel.workspaces:
-        index = emission.memory[name] = emission.temporary()
-        emission.steps.append(prepare_allocation(index, layout, kernel.device, zeroed=zeroed))
-    for step in kernel.steps:
-        if isinstance(step, Call):
-            emission.call(step)
-        else:
-            make, names = step
-            for name in names:
-                emission.address(name)
-            emission.steps.append(make(emission.address))
-    emission.finish()
-    return emission.steps, emission.temporaries
-
-
 class BoundKernel:
     """A kernel ready to be called on tensors in its form's layout; safe to call from several threads.
 
@@ -303,17 +124,21 @@ class BoundKernel:
     """
 
     def __init__(self, kernel: PreparedKernel, packed: frozenset[str] = frozenset()) -> None:
+        self._size = 0
         form = kernel.form
         self._inputs = len(form.parameters)
-        self._results = len(form.results)
-        self._size = self._inputs + self._results
-        operands = [
-            Operand(i, None if p.name in packed else layout_of(p.type))
-            for i, p in enumerate((*form.parameters, *form.results))
-        ]
-        inputs, results = operands[: self._inputs], operands[self._inputs :]
-        self._steps, _ = emit(kernel, inputs, results, self._new_slot)
-        self._steps_allocated, _ = emit(kernel, inputs, results, self._new_slot, allocated=True)
+        layouts = {p.name: None if p.name in packed else layout_of(p.type) for p in form.parameters}
+        slots = [self._new_slot() for _ in layouts]
+        self._given = [self._new_slot() for _ in form.results]
+
+        def emit_into(given: Sequence[int | None]) -> tuple[list[PreparedStep], list[int]]:
+            inputs = [Operand(layout, slot) for layout, slot in zip(layouts.values(), slots, strict=True)]
+            results = [Operand(layout_of(p.type), slot) for p, slot in zip(form.results, given, strict=True)]
+            steps = [step.run for step in emit(kernel, inputs, results, self._new_slot)]
+            return steps, [operand.slot for operand in results]
+
+        self._steps, self._outputs = emit_into([None] * len(form.results))
+        self._steps_given, self._outputs_given = emit_into(self._given)
 
     def _new_slot(self) -> int:
         self._size += 1
@@ -331,13 +156,14 @@ class BoundKernel:
         """
         slots: Slots = [None] * self._size
         slots[: self._inputs] = inputs
-        steps = self._steps
+        steps, made = self._steps, self._outputs
         if outputs is not None:
-            slots[self._inputs : self._inputs + self._results] = outputs
-            steps = self._steps_allocated
+            for slot, output in zip(self._given, outputs, strict=True):
+                slots[slot] = output
+            steps, made = self._steps_given, self._outputs_given
         for step in steps:
             step(slots)
-        return slots[self._inputs : self._inputs + self._results]
+        return [slots[slot] for slot in made]
 
 
 def bind_kernel(

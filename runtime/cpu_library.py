@@ -12,8 +12,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor
+
 from tune_model.runtime.errors import TuneModelError
-from tune_model.runtime.invoke import PreparedStep, Slots
+from tune_model.runtime.invoke import PreparedStep, Slots, getter
 
 __all__ = ["CpuFunction", "LibraryError", "find_entry", "load_library"]
 
@@ -89,6 +91,7 @@ def prepare_cpu_call(function: CpuFunction, sizes: tuple[int, ...], indices: tup
     size_array = (ctypes.c_int64 * max(len(sizes), 1))(*sizes)
     array_type = ctypes.c_uint64 * max(len(indices), 1)
     pack = struct.Struct(f"={len(indices)}Q").pack_into
+    get, data_ptr = getter(indices), Tensor.data_ptr
     spare: list[ctypes.Array[ctypes.c_uint64]] = [array_type()]
 
     def run(slots: Slots) -> None:
@@ -96,7 +99,7 @@ def prepare_cpu_call(function: CpuFunction, sizes: tuple[int, ...], indices: tup
             pointers = spare.pop()
         except IndexError:
             pointers = array_type()
-        pack(pointers, 0, *[slots[i].data_ptr() for i in indices])
+        pack(pointers, 0, *map(data_ptr, get(slots)))
         function(pointers, size_array)
         spare.append(pointers)
 

@@ -11,9 +11,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from tune_model.runtime.errors import TuneModelError
-from tune_model.runtime.invoke import PreparedStep, Slots
+from tune_model.runtime.invoke import PreparedStep, Slots, getter
 
 __all__ = ["CudaFunction", "Driver", "DriverError", "Geometry", "Module", "activate", "open_driver", "prepare_launch"]
 
@@ -245,6 +246,7 @@ def prepare_launch(
     launch = driver.library.cuLaunchKernelEx
     handle = ctypes.c_void_p(function.handle)
     pack = struct.Struct(f"={len(indices)}Q").pack_into
+    get, data_ptr = getter(indices), Tensor.data_ptr
     device = function.device
     current_stream = driver.current_stream
     spare = [_Frame(geometry, len(indices), arguments)]
@@ -254,7 +256,7 @@ def prepare_launch(
             frame = spare.pop()
         except IndexError:
             frame = _Frame(geometry, len(indices), arguments)
-        pack(frame.cells, 0, *[slots[i].data_ptr() for i in indices])
+        pack(frame.cells, 0, *map(data_ptr, get(slots)))
         stream = current_stream(device)
         if stream != frame.stream:
             frame.config.stream = frame.stream = stream

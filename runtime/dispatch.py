@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import torch
 
-from tune_model.runtime.binding import PreparedKernel, body_kernel, prepare_kernel
+from tune_model.runtime.binding import body_kernel, prepare_kernel
 from tune_model.runtime.coverage import NotTunedError
+from tune_model.runtime.emission import PreparedKernel
 from tune_model.runtime.invoke import ProgramError
 from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.machine_code import CodeLoader

@@ -3,18 +3,19 @@
 A prepared step takes the list of all values of a run, reads its arguments by index and writes its results by index.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
 
+from tune_model.runtime.direct import direct_binding
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.operators import resolve, returns_list
 from tune_model.runtime.program import Arg, Call, Items, Real, Ref, Size, TorchName
 
-__all__ = ["PreparedStep", "ProgramError", "Slots", "prepare_call", "torch_dtype", "torch_name"]
+__all__ = ["PreparedStep", "ProgramError", "Slots", "getter", "prepare_call", "references", "torch_dtype", "torch_name"]
 
 Slots = list[Any]
 """All values of one run by index."""
@@ -22,6 +23,14 @@ Slots = list[Any]
 PreparedStep = Callable[[Slots], None]
 
 _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def getter(indices: tuple[int, ...]) -> Callable[[Slots], Sequence[Any]]:
+    """Return what reads several slots at once."""
+    if len(indices) == 1:
+        (index,) = indices
+        return lambda slots: (slots[index],)
+    return itemgetter(*indices) if indices else lambda _: ()
 
 
 class ProgramError(TuneModelError):
@@ -51,6 +60,17 @@ def torch_name(name: TorchName, device: torch.device) -> object:
     if not isinstance(value, _KINDS[name.kind]):
         raise ProgramError(f"torch has no {name.kind} {name.name!r}")
     return value
+
+
+def references(args: Sequence[Arg]) -> list[str]:
+    """Return the values that arguments refer to, each once."""
+    names: dict[str, None] = {}
+    for arg in args:
+        if isinstance(arg, Ref):
+            names[arg.name] = None
+        elif isinstance(arg, Items):
+            names.update(dict.fromkeys(references(arg.items)))
+    return list(names)
 
 
 class _Hole:
@@ -104,56 +124,71 @@ def _source(value: object) -> Callable[[Slots], object]:
 
 
 def _leading(
-    function: Callable[..., Any], indices: tuple[int, ...], tail: tuple[object, ...]
-) -> Callable[[Slots], Any]:
-    """Call with one to four slots followed by constants: nearly every call of a model."""
-    if len(indices) == 1:
-        (a,) = indices
-        return (lambda s: function(s[a], *tail)) if tail else (lambda s: function(s[a]))
-    if len(indices) == 2:
-        a, b = indices
-        return (lambda s: function(s[a], s[b], *tail)) if tail else (lambda s: function(s[a], s[b]))
-    if len(indices) == 3:
-        a, b, c = indices
-        return lambda s: function(s[a], s[b], s[c], *tail)
-    a, b, c, d = indices
-    return lambda s: function(s[a], s[b], s[c], s[d], *tail)
+    function: Callable[..., Any], indices: tuple[int, ...], tail: tuple[object, ...], target: int
+) -> PreparedStep:
+    """Call with one to three slots followed by constants and keep the one result: nearly every call of a model."""
+    a, b, c = (*indices, 0, 0)[:3]
+
+    def one(s: Slots) -> None:
+        s[target] = function(s[a])
+
+    def one_and_more(s: Slots) -> None:
+        s[target] = function(s[a], *tail)
+
+    def two(s: Slots) -> None:
+        s[target] = function(s[a], s[b])
+
+    def two_and_more(s: Slots) -> None:
+        s[target] = function(s[a], s[b], *tail)
+
+    def three(s: Slots) -> None:
+        s[target] = function(s[a], s[b], s[c])
+
+    def three_and_more(s: Slots) -> None:
+        s[target] = function(s[a], s[b], s[c], *tail)
+
+    bare, more = ((one, one_and_more), (two, two_and_more), (three, three_and_more))[len(indices) - 1]
+    return more if tail else bare
 
 
-def _invocation(function: Callable[..., Any], args: list[object], kwargs: dict[str, object]) -> Callable[[Slots], Any]:
-    """Return what calls `function` with its arguments filled in."""
-    if any(_has_hole(v) for v in kwargs.values()):
-        fixed = {k: v for k, v in kwargs.items() if not _has_hole(v)}
-        sources = {k: _source(v) for k, v in kwargs.items() if _has_hole(v)}
-        positional = [_source(a) if _has_hole(a) else (lambda _, a=a: a) for a in args]
-        return lambda s: function(*[g(s) for g in positional], **fixed, **{k: g(s) for k, g in sources.items()})
-    if kwargs:
-        function = partial(function, **kwargs)
-    holes = [i for i, a in enumerate(args) if _has_hole(a)]
-    direct = all(isinstance(args[i], _Hole) for i in holes)
-    if direct and 1 <= len(holes) <= 4 and holes == list(range(len(holes))):
-        indices = tuple(a.index for a in args if isinstance(a, _Hole))
-        return _leading(function, indices, tuple(args[len(holes) :]))
-    if not holes:
-        return lambda _: function(*args)
-    places = [(i, _source(args[i])) for i in holes]
+def _general(function: Callable[..., Any], args: list[object], kwargs: dict[str, object]) -> Callable[[Slots], Any]:
+    """Return what fills in the arguments, however nested, and calls."""
+    sources = {k: _source(v) for k, v in kwargs.items() if _has_hole(v)}
+    if len(sources) < len(kwargs):
+        function = partial(function, **{k: v for k, v in kwargs.items() if k not in sources})
+    places = [(i, _source(a)) for i, a in enumerate(args) if _has_hole(a)]
 
     def call(slots: Slots) -> Any:
         filled = args.copy()
         for place, get in places:
             filled[place] = get(slots)
+        if sources:
+            return function(*filled, **{k: get(slots) for k, get in sources.items()})
         return function(*filled)
 
     return call
 
 
-def prepare_call(call: Call, slots: Mapping[str, int], device: torch.device) -> PreparedStep:
+def _function(call: Call) -> Callable[..., Any]:
+    """Return the quickest way to call an operator that the policy allows."""
+    operator = resolve(call.op)
+    direct = direct_binding(call.op, frozenset(k for k, _ in call.kwargs))
+    if direct is not None:
+        return direct
+    # What an overload's __call__ does, one Python frame shorter.
+    return getattr(operator, "_op", operator) if isinstance(operator, torch._ops.OpOverload) else operator
+
+
+def prepare_call(
+    call: Call, slots: Mapping[str, int], device: torch.device, made: Mapping[str, int] | None = None
+) -> PreparedStep:
     """Prepare an operator call over a slot list.
 
     Args:
         call: With every size an integer.
-        slots: Index of every value it reads or makes.
+        slots: Index of every value it reads, and of those it makes where `made` is not given.
         device: Where the program runs.
+        made: Index of every value it makes.
 
     Raises:
         OperatorError: The operator is not allowed.
@@ -161,24 +196,32 @@ def prepare_call(call: Call, slots: Mapping[str, int], device: torch.device) -> 
     """
     args = [_argument(a, slots, device) for a in call.args]
     kwargs = {k: _argument(a, slots, device) for k, a in call.kwargs}
-    invoke = _invocation(resolve(call.op), args, kwargs)
-    results = tuple((i, slots[name]) for i, name in enumerate(call.results) if name is not None)
-    if not results:
-
-        def run(slots: Slots) -> None:
-            invoke(slots)
-
-    elif returns_list(call.op):
-
-        def run(slots: Slots) -> None:
-            made = invoke(slots)
-            for position, index in results:
-                slots[index] = made[position]
-
-    else:
+    targets = slots if made is None else made
+    results = tuple((i, targets[name]) for i, name in enumerate(call.results) if name is not None)
+    function = _function(call)
+    single = bool(results) and not returns_list(call.op)
+    holes = [a.index for a in args if isinstance(a, _Hole)]
+    tail = tuple(args[len(holes) :])
+    leading = 1 <= len(holes) <= 3 and not any(_has_hole(a) for a in tail)
+    if single and leading and not any(_has_hole(v) for v in kwargs.values()):
+        return _leading(partial(function, **kwargs) if kwargs else function, tuple(holes), tail, results[0][1])
+    invoke = _general(function, args, kwargs)
+    if single:
         target = results[0][1]
 
         def run(slots: Slots) -> None:
             slots[target] = invoke(slots)
+
+    elif results:
+
+        def run(slots: Slots) -> None:
+            values = invoke(slots)
+            for position, index in results:
+                slots[index] = values[position]
+
+    else:
+
+        def run(slots: Slots) -> None:
+            invoke(slots)
 
     return run

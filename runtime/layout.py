@@ -22,6 +22,10 @@ __all__ = [
 ]
 
 
+Seen = tuple[tuple[int, ...], tuple[int, ...]]
+"""Which elements a tensor addresses: shape and strides, the stride of a dim of size 1 set to 0."""
+
+
 class Layout(NamedTuple):
     """A tensor's concrete type."""
 
@@ -30,9 +34,14 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
 
     @property
-    def contiguous(self) -> bool:
-        """Whether it is row-major without gaps."""
-        return self.strides == contiguous_strides(self.shape)
+    def seen(self) -> Seen:
+        """Equal for layouts that address the same elements in the same order."""
+        return self.shape, tuple(0 if n == 1 else stride for n, stride in zip(self.shape, self.strides, strict=True))
+
+
+def is_contiguous(layout: Layout) -> bool:
+    """Tell whether a layout is row-major without gaps."""
+    return same(layout.shape, layout.strides, contiguous_strides(layout.shape))
 
 
 def layout_of(type_: TensorType, symbols: dict[str, int] | None = None) -> Layout:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tune_model.runtime.attention import append_kv, cached_attention, causal_attention
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["OperatorError", "is_view", "resolve", "returns_list"]
+__all__ = ["OperatorError", "is_steady", "is_view", "resolve", "returns_list"]
 
 Operator = Callable[..., Any]
 
@@ -88,6 +88,9 @@ _DENIED = re.compile(
 
 # Tagged as dynamic for the sake of one kind of argument (masks, counts on the device); programs use the other kinds.
 _SIZED_BY_ARGUMENTS = frozenset({"index", "one_hot", "repeat_interleave"})
+
+
+_UNSTEADY = re.compile(r"attention|conv|rnn|lstm|gru|mkldnn|batch_norm|grid_sample")
 
 
 class OperatorError(TuneModelError):
@@ -167,6 +170,14 @@ def resolve(op: str) -> Operator:
 def is_view(op: str) -> bool:
     """Tell whether an operator's result may share memory with an argument (views, in-place operators)."""
     return op not in _OWN and any(r.alias_info is not None for r in _overload(op)._schema.returns)
+
+
+def is_steady(op: str) -> bool:
+    """Tell whether the layout of an operator's result depends on the layouts of its arguments alone.
+
+    Attention, convolution and the like choose among backends call by call (by alignment, say), and these differ.
+    """
+    return _UNSTEADY.search(op) is None
 
 
 def returns_list(op: str) -> bool:

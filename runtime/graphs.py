@@ -143,7 +143,8 @@ class GraphRunner:
             finally:
                 graph.capture_end()
         current.wait_stream(stream)
-        return _Captured(graph, static, outputs)
+        # Caches are not kept: whoever replays the graph passes caches that lie at the same addresses.
+        return _Captured(graph, {name: static[name] for name in self._user}, outputs)
 
     def _replay(self, captured: _Captured, inputs: Mapping[str, Tensor], *, clone: bool) -> dict[str, Tensor]:
         stream = torch.cuda.current_stream(self.executor.device)

@@ -376,7 +376,7 @@ class _Importer:
         if op not in IDENTITIES or before.dtype != after.dtype or before.dim() != after.dim():
             return False
         if op == "aten.dropout.default":
-            return node.args[2] is False or node.args[1] == 0.0
+            return bool(node.args[2] is False or node.args[1] == 0.0)
         return self.write.layout(before) == self.write.layout(after)
 
     def _emit(self, node: Node, op: str) -> None:

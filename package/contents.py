@@ -20,7 +20,15 @@ from tune_model.tune.choice import Tuning
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ArtifactContents", "build_replay", "code_kinds", "measure_model", "portable_request", "weight_sources"]
+__all__ = [
+    "ArtifactContents",
+    "build_replay",
+    "code_kinds",
+    "measure_model",
+    "named_architecture",
+    "portable_request",
+    "weight_sources",
+]
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,15 @@ def measure_model(programs: tuple[Program, ...], architecture: str | None) -> Mo
         parameters += elements
         size_bytes += elements * element_bytes(type_.dtype)
     return ModelFacts(architecture, parameters, size_bytes)
+
+
+def named_architecture(request: Request) -> str | None:
+    """Return the class that a portable request's model configuration names, if it names one."""
+    source = request.source
+    if not isinstance(source, TransformersSource):
+        return None
+    names = (source.config or {}).get("architectures")
+    return source.architecture or (names[0] if isinstance(names, list) and names else None)
 
 
 def portable_request(request: Request) -> Request:

@@ -43,7 +43,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
 def verify(
     path: str | os.PathLike[str],
     *,
-    request: "Request | None" = None,
+    request: "Callable[[Artifact], Request] | None" = None,
     weights: "WeightSource | None" = None,
     device: "str | torch.device | None" = None,
     report: Callable[[Check], None] | None = None,
@@ -52,8 +52,8 @@ def verify(
 
     Args:
         path: A folder or a file.
-        request: Where the original model is, as extract was asked; by default the configuration that the artifact
-            holds, which has no folder and so no weights.
+        request: Says where the original model is; by default it is built from the configuration that the artifact's
+            manifest holds, which has no folder and so no weights.
         weights: What to compare with; by default those inside the artifact, then those in the request's folder, then
             seeded random ones.
         device: Where; by default the first device of the kind it was tuned for.
@@ -76,7 +76,7 @@ def verify(
 
 def _checks(
     path: str | os.PathLike[str],
-    request: "Request | None",
+    request: "Callable[[Artifact], Request] | None",
     weights: "WeightSource | None",
     device: "str | torch.device | None",
 ) -> Iterator[Check]:
@@ -101,7 +101,8 @@ def _checks(
     from tune_model.package.verification.kernels import check_kernels
 
     yield from check_kernels(artifact, chosen)
-    yield from _check_program(artifact, request or artifact.manifest.request, weights, chosen)
+    asked = artifact.manifest.request if request is None else request(artifact)
+    yield from _check_program(artifact, asked, weights, chosen)
 
 
 def _check_machine(artifact: Artifact, device: "torch.device") -> Iterator[Check]:

@@ -17,6 +17,7 @@ from tune_model.package.contents import (
     build_replay,
     code_kinds,
     measure_model,
+    named_architecture,
     portable_request,
     weight_sources,
 )
@@ -120,7 +121,7 @@ def _manifest(contents: ArtifactContents, files: dict[str, FileFacts]) -> Manife
             schema=SCHEMA,
             tune_model=tune_model.__version__,
             name=contents.name,
-            model=measure_model(tuning.plan.programs, contents.architecture),
+            model=measure_model(tuning.plan.programs, contents.architecture or named_architecture(contents.request)),
             request=contents.request,
             target=tuning.target,
             must_match_to_run=to_run(tuning.target, has_code=has_code),

@@ -91,8 +91,8 @@ def _load_transformers(request: Request, source: TransformersSource, config: Any
         return cls.from_pretrained(str(weights), local_files_only=True, **options)  # type: ignore[no-any-return]
     # transformers knows the older names of its checkpoints, and a state dict goes through the same conversion; but only
     # for a model's own class, which building it (without memory) tells.
-    cls = type(build_transformers(source, config, request.task, request.dtype, "sdpa"))
-    return cls.from_pretrained(None, config=config, state_dict=_tensors(weights), **options)  # type: ignore[no-any-return]
+    own: Any = type(build_transformers(source, config, request.task, request.dtype, "sdpa"))
+    return own.from_pretrained(None, config=config, state_dict=_tensors(weights), **options)  # type: ignore[no-any-return]
 
 
 def _tensors(weights: Stored) -> dict[str, Tensor]:

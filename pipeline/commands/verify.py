@@ -39,6 +39,7 @@ def command(artifact_path: str, weights_path: str | None, device: str | None, as
 
     from tune_model.package.verify import verify
     from tune_model.pipeline.console import console
+    from tune_model.pipeline.stored import stored_request
 
     out = console()
 
@@ -47,7 +48,11 @@ def command(artifact_path: str, weights_path: str | None, device: str | None, as
             out.print(line(check), markup=False, soft_wrap=True)
 
     report = verify(
-        artifact_path, weights=None if weights_path is None else Path(weights_path), device=device, report=show
+        artifact_path,
+        request=lambda artifact: stored_request(artifact, Path.cwd()),
+        weights=None if weights_path is None else Path(weights_path),
+        device=device,
+        report=show,
     )
     failed = sum(check.outcome == "failed" for check in report.checks)
     if as_json:

@@ -5,7 +5,7 @@
 Nothing here imports torch or looks for a model.
 """
 
-from tune_model.pipeline.config.loading import LoadedConfig, dump_config, load_config, shipped_configs
+from tune_model.pipeline.config.loading import LoadedConfig, dump_config, load_config, parse_config, shipped_configs
 from tune_model.pipeline.config.overrides import Override, parse_override
 from tune_model.pipeline.config.rules import budget_seconds
 from tune_model.pipeline.config.schema import (
@@ -31,6 +31,7 @@ __all__ = [
     "dump_config",
     "json_schema",
     "load_config",
+    "parse_config",
     "parse_override",
     "shipped_configs",
 ]

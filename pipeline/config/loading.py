@@ -14,7 +14,7 @@ from tune_model.pipeline.config.rules import violations
 from tune_model.pipeline.config.schema import Config
 from tune_model.pipeline.config.wording import ConfigError, Violation, find_violation
 
-__all__ = ["LoadedConfig", "dump_config", "load_config", "shipped_configs"]
+__all__ = ["LoadedConfig", "dump_config", "load_config", "parse_config", "shipped_configs"]
 
 BYTES_AT_MOST: Final = 1 << 20
 
@@ -63,6 +63,23 @@ def load_config(name: str, overrides: Iterable[Override | str] = ()) -> LoadedCo
     for violation in violations(config):
         raise violation.to_error(document)
     return LoadedConfig(config, path.resolve().parent, document)
+
+
+def parse_config(text: str, name: str) -> Config:
+    """Check a configuration's text, such as an artifact carries.
+
+    Args:
+        text: YAML.
+        name: What messages call it.
+
+    Raises:
+        ConfigError: The first fault found in it.
+    """
+    document = _parse(text, name)
+    config = find_violation(document.data)
+    if isinstance(config, Violation):
+        raise config.to_error(document)
+    return config
 
 
 def shipped_configs() -> dict[str, pathlib.Path]:

@@ -15,6 +15,8 @@ from tune_model.package.output import OutputError, check_output
 from tune_model.package.read import open_artifact
 from tune_model.package.write import write_artifact
 
+BERT = '{"model_type": "bert", "architectures": ["Bert"], "_name_or_path": "/somewhere"}'
+
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
@@ -76,14 +78,16 @@ def test_a_model_folder_becomes_its_configuration(tmp_path: Path):
     """The same model in another place gives the same bytes, and no path ends up inside."""
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
-        (tmp_path / place / "config.json").write_text('{"model_type": "bert", "_name_or_path": "/somewhere"}')
+        (tmp_path / place / "config.json").write_text(BERT)
         request = handmade.contents().request
         moved = {name: getattr(request, name) for name in request.__struct_fields__}
         moved["source"] = TransformersSource(folder=str(tmp_path / place))
-        write_artifact(tmp_path / f"{place}.tuned", handmade.contents(request=type(request)(**moved)))
+        contents = handmade.contents(request=type(request)(**moved), architecture=None)
+        write_artifact(tmp_path / f"{place}.tuned", contents)
     assert (tmp_path / "here.tuned").read_bytes() == (tmp_path / "there.tuned").read_bytes()
-    source = open_artifact(tmp_path / "here.tuned").manifest.request.source
-    assert source == TransformersSource(config={"model_type": "bert"})
+    manifest = open_artifact(tmp_path / "here.tuned").manifest
+    assert manifest.request.source == TransformersSource(config={"model_type": "bert", "architectures": ["Bert"]})
+    assert manifest.model.architecture == "Bert"
 
 
 def test_contents_that_do_not_fit_leave_nothing(tmp_path: Path):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tune_model.runtime.checkpoint import CheckpointError, open_checkpoint
 from tune_model.runtime.program import Cast, Concatenate, Pack, Program, TensorType, Transpose, Weight
-from tune_model.runtime.weights import WeightError, bind_weights
+from tune_model.runtime.weights import WeightError, bind_weights, read_sources
 
 
 def program(*weights: Weight, name: str = "forward") -> Program:
@@ -211,3 +211,12 @@ def test_missing_paths_are_one_clear_error(tmp_path: Path):
     index.write_text('{"weight_map": {"x": "gone.safetensors"}}')
     with pytest.raises(CheckpointError, match=r"gone.safetensors: No such file"):
         open_checkpoint(tmp_path)
+
+
+def test_sources_are_read_untransformed_under_the_programs_names():
+    """What `output.weights: embed` stores: found under a prefix, each once, nothing else."""
+    source = {f"model.{name}": tensor for name, tensor in tensors().items()}
+    both = Weight("ab", f32(10, 8), ("a.weight", "b.weight"), (Concatenate(0),))
+    read = read_sources([program(both), program(A, name="decode")], source)
+    assert list(read) == ["a.weight", "b.weight"]
+    assert torch.equal(read["b.weight"], source["model.b.weight"])

@@ -3,11 +3,12 @@
 After `rewrite.spelling` a program knows four views: `aten.view`, `aten.permute`, `aten.expand` and `aten.slice`.
 """
 
+import zlib
 from functools import lru_cache
 from typing import NamedTuple
 
 from tune_model.extract.algebra import Polynomial, polynomial, same, tidy
-from tune_model.runtime.expression import Dim
+from tune_model.runtime.expression import Dim, evaluate, symbols
 from tune_model.runtime.program import Arg, Call, Items, Size, TensorType
 
 __all__ = [
@@ -15,7 +16,9 @@ __all__ = [
     "View",
     "arg_dim",
     "dim_arg",
+    "in_order_of",
     "is_row_major",
+    "magnitude",
     "make_type",
     "row_major",
     "size_args",
@@ -75,6 +78,32 @@ def make_type(dtype: str, shape: tuple[Dim, ...], strides: tuple[Dim, ...] | Non
     if strides is None or _is_row_major(shape, strides):
         return TensorType(dtype, shape)
     return TensorType(dtype, shape, tuple(tidy(s) for s in strides))
+
+
+@lru_cache(maxsize=16384)
+def magnitude(dim: Dim) -> int:
+    """Evaluate a stride with every symbol somewhere above a thousand, to compare strides by size."""
+    return evaluate(dim, {s: 1000 + zlib.crc32(s.encode()) % 1000 for s in symbols(dim)})
+
+
+def in_order_of(type_: TensorType, like: TensorType) -> TensorType | None:
+    """Return the dense type whose dims lie in memory in the order of another type's of the same shape.
+
+    `None` if that has no order (a broadcast dim), or one in which the last dim is not the innermost.
+    """
+    strides = strides_of(like)
+    dims = [i for i, n in enumerate(type_.shape) if n != 1]
+    if any(strides[i] == 0 for i in dims):
+        return None
+    dims.sort(key=lambda i: (-magnitude(strides[i]), i))
+    if dims and dims[-1] != max(dims):
+        return None
+    dense: list[Dim] = [1] * len(type_.shape)
+    run = ONE
+    for i in reversed(dims):
+        dense[i] = run.dim
+        run *= polynomial(type_.shape[i])
+    return make_type(type_.dtype, type_.shape, tuple(dense))
 
 
 def dim_arg(dim: Dim) -> Arg:

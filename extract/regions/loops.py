@@ -4,15 +4,13 @@ Loops are ordered as memory runs through the widest result, the reduced loop las
 value runs over both or neither and every operand has them back to back in memory.
 """
 
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tune_model.extract.algebra import Polynomial, polynomial
-from tune_model.extract.layout import strides_of
+from tune_model.extract.layout import magnitude, strides_of
 from tune_model.extract.regions.axes import Axes, Misfit, tensor_refs
 from tune_model.extract.regions.vocabulary import OpClass, classify
-from tune_model.runtime.expression import Dim, evaluate, symbols
 from tune_model.runtime.program import Call, TensorType
 
 __all__ = ["Loops", "Track", "find_loops"]
@@ -79,18 +77,13 @@ def places_of(axes: Axes, types: Mapping[str, TensorType], name: str) -> list[tu
     return found
 
 
-def _magnitude(dim: Dim) -> int:
-    """Evaluate a stride with every symbol somewhere in the thousands, to compare strides by size."""
-    return evaluate(dim, {s: 1000 + zlib.crc32(s.encode()) % 1000 for s in symbols(dim)})
-
-
 def _in_memory_order(axes: Axes, types: Mapping[str, TensorType], name: str) -> list[int]:
     """Return the places of a value, outermost in memory first; broadcast ones stay where they are among the dims."""
     found = places_of(axes, types, name)
     if any(stride == ZERO for _, stride in found):
         return [axes.place(a) for d in axes.dims(name) for a in d]
     position = {a: i for i, a in enumerate(a for d in axes.dims(name) for a in d)}
-    ranked = sorted(found, key=lambda f: (-_magnitude(f[1].dim), position[f[0]]))
+    ranked = sorted(found, key=lambda f: (-magnitude(f[1].dim), position[f[0]]))
     return [axes.place(a) for a, _ in ranked]
 
 

@@ -1,8 +1,9 @@
-"""Layouts after an edit: views follow what they are views of, and attention leaves its heads side by side."""
+"""Layouts: views follow what they are views of, and what regions write lies in the order that suits its readers."""
 
-from tune_model.extract.layout import VIEWS, is_row_major, make_type, row_major, view
+from tune_model.extract.algebra import same_all
+from tune_model.extract.layout import VIEWS, in_order_of, is_row_major, make_type, row_major, view
 from tune_model.extract.regions.vocabulary import OpClass, classify
-from tune_model.extract.rewrite.graph import Graph, refs
+from tune_model.extract.rewrite.graph import READ_BY_CALLER, Graph, refs
 from tune_model.extract.rewrite.spelling import CONTIGUOUS
 from tune_model.runtime.program import Call, Program, Ref, TensorType
 
@@ -11,7 +12,7 @@ __all__ = ["relayout", "settle_layouts"]
 _ATTENTION = frozenset(
     {"aten.scaled_dot_product_attention.default", "tune_model.cached_attention", "tune_model.causal_attention"}
 )
-_WRITTEN = frozenset({OpClass.POINTWISE, OpClass.COPY, OpClass.JOIN, OpClass.REDUCE, OpClass.NORMALISE})
+_FOLLOWING = frozenset({OpClass.POINTWISE, OpClass.JOIN, OpClass.NORMALISE})
 
 
 def relayout(program: Program) -> Program:
@@ -21,23 +22,28 @@ def relayout(program: Program) -> Program:
     """
     graph = Graph(program)
     for index, step in enumerate(graph.steps):
-        if step.op == "aten.clone.default" and step.kwargs == CONTIGUOUS and step.results[0] is not None:
-            if is_row_major(graph.type(graph.resolve(refs(step)[0]))):
-                graph.replace(step.results[0], refs(step)[0])
-            continue
-        if step.op not in VIEWS or step.results[0] is None:
-            continue
+        _follow(graph, index, step)
+    return graph.finish()
+
+
+def _follow(graph: Graph, index: int, step: Call) -> None:
+    if len(step.results) != 1 or step.results[0] is None:
+        return
+    result = step.results[0]
+    if step.op == "aten.clone.default" and step.kwargs == CONTIGUOUS:
+        if is_row_major(graph.type(graph.resolve(refs(step)[0]))):
+            graph.replace(result, refs(step)[0])
+    elif step.op in VIEWS:
         source = graph.resolve(refs(step)[0])
         found = view(step, graph.type(source))
         if found is None:
             before = graph.type(source)
-            row_major = make_type(before.dtype, before.shape)
-            copy = graph.add(index, Call("aten.clone.default", (Ref(source),), CONTIGUOUS), row_major, source)
+            row_major_type = make_type(before.dtype, before.shape)
+            copy = graph.add(index, Call("aten.clone.default", step.args[:1], CONTIGUOUS), row_major_type, source)
             graph.change(index, Call(step.op, (Ref(copy), *step.args[1:]), (), step.results))
             found = view(step, graph.type(copy))
         if found is not None:
-            graph.retype(step.results[0], found.type)
-    return graph.finish()
+            graph.retype(result, found.type)
 
 
 def settle_layouts(program: Program) -> Program:
@@ -45,24 +51,38 @@ def settle_layouts(program: Program) -> Program:
 
     - Attention writes [batch, heads, length, depth] in the order batch, length, heads, depth, so that joining the heads
       is a view. Most kernels do so anyway; a form's result says it for all.
-    - A pointwise result whose last dim is not the innermost becomes row-major. Eager lays it out like its first
-      operand, so a transpose before a residual stream (patches of an image, frames of sound) would go through the whole
-      model, and every norm would read across rows.
+    - A pointwise result follows the first operand of its size that is not row-major, as eager does when that comes
+      first: rotary embeddings then read and write heads in one order however they are spelled.
+    - One whose last dim would not be the innermost becomes row-major instead. Eager keeps the order, so a transpose
+      before a residual stream (patches of an image, frames of sound) would go through the whole model, and every norm
+      would read across rows.
+
+    What the caller gets keeps the trace's order.
     """
     graph = Graph(program)
-    for step in graph.steps:
+    for index, step in enumerate(graph.steps):
+        _follow(graph, index, step)
         result = step.results[0] if len(step.results) == 1 else None
-        if result is None:
+        if result is None or READ_BY_CALLER in graph.readers.get(result, ()):
             continue
         type_ = graph.type(result)
         if step.op in _ATTENTION and len(type_.shape) == 4:
             batch, heads, length, depth = type_.shape
             b, t, h, d = row_major((batch, length, heads, depth))
             graph.retype(result, make_type(type_.dtype, type_.shape, (b, h, t, d)))
-        elif classify(step) in _WRITTEN and not _ends_innermost(type_):
-            graph.retype(result, make_type(type_.dtype, type_.shape))
-    return relayout(graph.finish())
+        elif classify(step) in _FOLLOWING:
+            graph.retype(result, _followed(graph, step, type_))
+    return graph.finish()
 
 
-def _ends_innermost(type_: TensorType) -> bool:
-    return type_.strides is None or type_.shape[-1] == 1 or type_.strides[-1] == 1
+def _followed(graph: Graph, step: Call, type_: TensorType) -> TensorType:
+    """Return the type of a result in the order of its first operand that has one of its own."""
+    for name in refs(step):
+        operand = graph.type(graph.resolve(name))
+        if len(operand.shape) != len(type_.shape) or is_row_major(operand):
+            continue
+        if classify(step) is OpClass.JOIN or same_all(operand.shape, type_.shape):
+            found = in_order_of(type_, operand)
+            if found is not None:
+                return found
+    return make_type(type_.dtype, type_.shape)

@@ -142,7 +142,7 @@ class _Speller:
         rank = len(self.type(self.source).shape)
         return dim + rank if dim < 0 else dim
 
-    def respell(self, op: str, **changes: Arg) -> None:
+    def respell(self, op: str, /, **changes: Arg) -> None:
         """Emit the same step as `op` with some arguments replaced, under the same result names."""
         given = {**schema.arguments(self.step), **changes}
         self.graph.change(self.index, schema.call(op, given, self.step.results))
@@ -262,16 +262,25 @@ class _Speller:
         """Also chunk and unbind: consecutive slices, each of its result's size."""
         dim = self.axis(self.argument("dim"))
         start: Dim = 0
-        for result in self.step.results:
-            end = polynomial(start) + polynomial(1)
+        for i, result in enumerate(self.step.results):
+            size: Dim = 1
             if self.name != "unbind":
-                if result is None:  # its size is only known from the argument
-                    raise ValueError(f"{self.step.op} with an unread result")
-                end = polynomial(start) + polynomial(self.type(result).shape[dim])
+                size = self._piece(i, dim) if result is None else self.type(result).shape[dim]
+            end = polynomial(start) + polynomial(size)
             if result is not None:
                 one = self.sliced(self.source, dim, start, end.dim)
                 self.graph.replace(result, self.reshaped(one, self.type(result).shape))
             start = end.dim
+
+    def _piece(self, index: int, dim: int) -> Dim:
+        """Return the size of a piece that nobody reads, which so has no type. The last one's does not matter."""
+        given = schema.arguments(self.step)
+        sizes = given.get("split_sizes", given.get("split_size"))
+        if isinstance(sizes, Items):
+            return arg_dim(sizes.items[index])
+        if sizes is not None:
+            return arg_dim(sizes)
+        return polynomial(f"cdiv({self.type(self.source).shape[dim]}, {arg_dim(given['chunks'])})").dim
 
     # --------------------------------------------------------------------------------------------- copies, casts, math
 

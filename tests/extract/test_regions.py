@@ -1,0 +1,445 @@
+"""Which steps become one form, what the form looks like, and that the values stay the same."""
+
+import pytest
+import torch
+from raw_programs import Example, Function, raw_program, relative_error, run
+from torch.nn import functional as F  # noqa: N812 - what it is called everywhere
+
+from tune_model.extract.regions.group import group
+from tune_model.extract.rewrite import rewrite
+from tune_model.runtime.program import (
+    Apply,
+    Call,
+    Form,
+    Input,
+    Output,
+    Program,
+    Ref,
+    Symbol,
+    TensorType,
+    ValueRange,
+)
+
+B, T, D = 2, 5, 32
+DIMS = ("batch", "sequence", D)
+
+
+def normal(*shape, dtype=torch.float32, seed=7):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def grouped(module: Function, *, tolerance: float = 1e-5, **inputs: Example) -> Program:
+    """Rewrite and group a function's program; values must not change."""
+    raw = raw_program(module, **inputs)
+    program = group(rewrite(raw)).program
+    tensors = {name: example for name, (example, _) in inputs.items()}
+    weights = dict(module.named_parameters())
+    for actual, expected in zip(run(program, tensors, weights), run(raw, tensors, weights), strict=True):
+        assert actual.dtype == expected.dtype
+        assert actual.shape == expected.shape
+        assert relative_error(actual, expected) < tolerance
+    return program
+
+
+def forms(program: Program) -> list[Form]:
+    return [program.forms[s.form] for s in program.steps if isinstance(s, Apply)]
+
+
+def body(form: Form) -> list[str]:
+    return [c.op.split(".")[1] for c in form.body]
+
+
+def only(program: Program) -> Form:
+    """The one form of a program that is nothing else."""
+    assert [type(s) for s in program.steps] == [Apply]
+    return forms(program)[0]
+
+
+# ------------------------------------------------------------------------------------------------------------- matmuls
+
+
+def test_a_linear_over_batch_and_sequence_has_one_row_dim():
+    module = Function(F.linear, (16, D), (16,))
+    program = grouped(module, x=(normal(B, T, D), DIMS))
+    form = only(program)
+    assert (form.kind, form.dims) == ("matmul", ("d0",))
+    assert [p.type.shape for p in form.parameters] == [("d0", D), (16, D), (16,)]
+    assert [p.role for p in form.parameters] == ["activation", "weight", "weight"]
+    assert form.results[0].type.shape == ("d0", 16)
+    assert program.steps[0].dims == ("batch*sequence",)
+
+
+def test_prefill_and_decode_share_their_linears():
+    module = Function(F.linear, (16, D))
+    prefill = grouped(module, x=(normal(B, T, D), DIMS))
+    decode = grouped(module, x=(normal(B, 1, D), ("batch", 1, D)))
+    assert prefill.forms == decode.forms
+    assert decode.steps[0].dims == ("batch",)
+
+
+def test_bias_activation_scale_and_residual_join_the_matmul():
+    def block(x, r, w, b):
+        return (r + F.gelu(F.linear(x, w) + b) * 0.5).clamp(-1, 1)
+
+    r = normal(B, T, 16, seed=8)
+    program = grouped(Function(block, (16, D), (16,)), x=(normal(B, T, D), DIMS), r=(r, ("batch", "sequence", 16)))
+    assert body(only(program)) == ["linear", "add", "gelu", "mul", "add", "clamp"]
+
+
+def test_both_halves_of_a_gate_join_the_matmul():
+    def swiglu(x, gate, up):
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+    program = grouped(Function(swiglu, (16, D), (16, D)), x=(normal(B, T, D), DIMS))
+    form = only(program)
+    assert sorted(body(form)) == ["linear", "mul", "silu", "slice", "slice"]
+    assert form.results[0].type.shape == ("d0", 16)
+
+
+def test_the_order_of_gate_and_up_does_not_matter():
+    def first(x, gate, up):
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+    def second(x, gate, up):
+        gate = F.linear(x, gate)
+        return F.linear(x, up) * F.silu(gate)
+
+    x = (normal(B, T, D), DIMS)
+    shapes = ((16, D), (16, D))
+    assert grouped(Function(first, *shapes), x=x).forms == grouped(Function(second, *shapes), x=x).forms
+
+
+def test_an_epilogue_stops_where_something_else_reads():
+    def two_readers(x, w):
+        h = F.linear(x, w)
+        return F.relu(h), h * 2
+
+    program = grouped(Function(two_readers, (16, D)), x=(normal(B, T, D), DIMS))
+    assert [body(f) for f in forms(program)] == [["linear"], ["relu"], ["mul"]]
+
+
+def test_an_operand_made_from_the_output_elsewhere_is_no_epilogue():
+    """h * softmax(h): the region would have to run before and after the softmax."""
+
+    def cycle(x, w):
+        h = F.linear(x, w)
+        return h * F.softmax(h, -1)
+
+    program = grouped(Function(cycle, (16, D)), x=(normal(B, T, D), DIMS))
+    assert body(forms(program)[0]) == ["linear"]
+
+
+def test_the_input_may_come_back_in_the_epilogue():
+    program = grouped(Function(lambda x, w: F.linear(x, w) + x, (D, D)), x=(normal(B, T, D), DIMS))
+    assert only(program).parameters[0].type == only(program).parameters[2].type
+    assert program.steps[0].inputs[0] == program.steps[0].inputs[2]
+
+
+def test_a_strided_input_keeps_its_strides():
+    """Pooling the first token: rows lie a whole sequence apart."""
+    program = grouped(Function(lambda x, w: F.linear(x[:, 0], w).tanh(), (16, D)), x=(normal(B, T, D), DIMS))
+    form = only(program)
+    assert form.dims == ("d0", "d1")
+    assert form.parameters[0].type == TensorType("float32", ("d0", D), ("d1*32", 1))
+    assert program.steps[0].dims == ("batch", "sequence")
+
+
+def test_a_cast_to_a_wider_type_is_left_to_the_norm():
+    def block(x, w, n):
+        h = F.linear(x, w).float()
+        return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + n.float())).to(x.dtype)
+
+    module = Function(block, (16, D), (16,), dtype=torch.bfloat16)
+    program = grouped(module, tolerance=4e-3, x=(normal(B, T, D, dtype=torch.bfloat16), DIMS))
+    assert [f.kind for f in forms(program)] == ["matmul", "reduction"]
+    assert forms(program)[0].results[0].type.dtype == "bfloat16"
+
+
+def test_batched_matmuls_join_their_batch_dims():
+    def scores(q, k):
+        return torch.softmax(q @ k.transpose(-1, -2) * 0.3, -1)
+
+    heads = ("batch", 4, "sequence", 8)
+    program = grouped(Function(scores), q=(normal(B, 4, T, 8), heads), k=(normal(B, 4, T, 8, seed=9), heads))
+    product, softmax = forms(program)
+    assert body(product) == ["bmm", "mul"]
+    assert product.parameters[1].type == TensorType("float32", ("d0", 8, "d1"), ("d1*8", 1, 8))
+    assert softmax.parameters[0].type.shape == ("d0", "d1")
+
+
+# ---------------------------------------------------------------------------------------------------------- reductions
+
+
+def test_a_residual_before_a_norm_is_a_second_result():
+    def block(x, y, w):
+        h = x + y
+        return F.layer_norm(h, (D,), w), h
+
+    program = grouped(Function(block, (D,)), x=(normal(B, T, D), DIMS), y=(normal(B, T, D, seed=8), DIMS))
+    norm = forms(program)[0]
+    assert (norm.kind, body(norm)) == ("reduction", ["add", "layer_norm"])
+    assert [r.type.shape for r in norm.results] == [("d0", D), ("d0", D)]
+
+
+def test_what_follows_a_norm_joins_it():
+    program = grouped(Function(lambda x, w: F.silu(F.rms_norm(x, (D,), w)) * 2, (D,)), x=(normal(B, T, D), DIMS))
+    assert body(only(program)) == ["rms_norm", "silu", "mul"]
+
+
+def test_reductions_of_the_same_rows_are_one():
+    def spelled(x):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.abs().amax(-1, keepdim=True) + 1)
+
+    assert only(grouped(Function(spelled), x=(normal(B, T, D), DIMS))).kind == "reduction"
+
+
+def test_reductions_over_different_loops_are_not():
+    def heads(x, w, v):
+        h = F.rms_norm(x, (D,), w).unflatten(-1, (4, 8))
+        return F.rms_norm(h, (8,), v)
+
+    program = grouped(Function(heads, (D,), (8,)), x=(normal(B, T, D), DIMS))
+    assert [f.parameters[0].type.shape for f in forms(program)] == [("d0", D), ("d0", 8)]
+
+
+def test_a_reduction_over_an_outer_dim_has_it_last():
+    program = grouped(Function(lambda x: x.mean(1)), x=(normal(B, T, D), DIMS))
+    form = only(program)
+    assert form.parameters[0].type == TensorType("float32", ("d0", D, "d1"), ("d1*32", 1, 32))
+    assert form.body[0].args[1].items == (-1,)
+
+
+def test_positions_added_before_a_norm_join_it():
+    def embeddings(x, positions, w):
+        return F.layer_norm(x + positions[None, : x.shape[1]], (D,), w)
+
+    program = grouped(Function(embeddings, (16, D), (D,)), x=(normal(B, T, D), DIMS))
+    assert forms(program)[0].parameters[0].type.shape == ("d0", "d1", D)
+
+
+# ----------------------------------------------------------------------------------------------------------- pointwise
+
+
+def rotate(q, cos, sin):
+    half = q.shape[-1] // 2
+    turned = torch.cat((-q[..., half:], q[..., :half]), -1)
+    return q * cos + turned * sin
+
+
+def rope(x, angles, *, turned_first=False):
+    q = x[..., :D].unflatten(-1, (4, 8)).transpose(1, 2)
+    angles = torch.cat((angles, angles), -1)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    if turned_first:
+        turned = torch.cat((-q[..., 4:], q[..., :4]), -1) * sin
+        return (turned + cos * q).transpose(1, 2)
+    return rotate(q, cos, sin).transpose(1, 2)
+
+
+def test_a_rotary_embedding_is_one_region():
+    inputs = {
+        "x": (normal(B, T, 3 * D), ("batch", "sequence", 3 * D)),
+        "angles": (normal(B, T, 4), ("batch", "sequence", 4)),
+    }
+    program = grouped(Function(rope), **inputs)
+    angles, turned = forms(program)
+    assert len(angles.results) == 2
+    assert turned.dims == ("d0",)
+    assert turned.parameters[0].type == TensorType("float32", ("d0", 4, 8), (96, 8, 1))
+    assert program.forms == grouped(Function(lambda x, a: rope(x, a, turned_first=True)), **inputs).forms
+
+    decode = {
+        "x": (normal(B, 1, 3 * D), ("batch", 1, 3 * D)),
+        "angles": (normal(B, 1, 4), ("batch", 1, 4)),
+    }
+    assert program.forms == grouped(Function(rope), **decode).forms
+
+
+def test_a_norm_of_heads_takes_the_rotary_embedding():
+    def block(x, angles, w):
+        q = F.rms_norm(x.unflatten(-1, (4, 8)), (8,), w).transpose(1, 2)
+        return rotate(q, angles[:, None], angles[:, None])
+
+    inputs = {"x": (normal(B, T, D), DIMS), "angles": (normal(B, T, 8), ("batch", "sequence", 8))}
+    program = grouped(Function(block, (8,)), **inputs)
+    assert only(program).kind == "reduction"
+    assert only(program).results[0].type.shape == ("d0", 4, 8)
+
+
+def test_a_contiguous_chain_has_one_dim():
+    program = grouped(Function(lambda x: torch.tanh(x * 2) + x), x=(normal(B, T, D), DIMS))
+    form = only(program)
+    assert form.parameters[0].type.shape == ("d0",)
+    assert program.steps[0].dims == ("batch*sequence*32",)
+
+
+def test_a_transpose_is_in_the_operands_strides_only():
+    def transposed(x, y):
+        return (x.transpose(1, 2) + y).exp()
+
+    y = (normal(B, D, T, seed=8), ("batch", D, "sequence"))
+    program = grouped(Function(transposed), x=(normal(B, T, D), DIMS), y=y)
+    assert sorted(body(only(program))) == ["add", "exp"]
+
+
+def test_names_order_and_commuted_operands_do_not_matter():
+    def one(x, y):
+        return (x * 2 + y).relu() * x
+
+    def other(y, x):
+        return y * (x + y * 2).relu()
+
+    x, y = (normal(B, T, D), DIMS), (normal(B, T, D, seed=8), DIMS)
+    assert grouped(Function(one), x=x, y=y).forms == grouped(Function(other), p=x, q=y).forms
+
+
+def test_a_joined_token_needs_no_copy_of_its_own():
+    def patches(x, token, positions):
+        tokens = token.expand(x.shape[0], -1, -1)
+        return torch.cat((tokens, x.flatten(2).transpose(1, 2)), 1) + positions
+
+    module = Function(patches, (1, 1, D), (1, 10, D))
+    program = grouped(module, x=(normal(B, D, 3, 3), ("batch", D, 3, 3)))
+    assert only(program).results[0].type.shape == ("d0", 10, D)
+
+
+def test_a_scalar_tensor_stays_one():
+    """A tensor without dims takes no part in type promotion; one of shape (1, 1, 1) does."""
+
+    def scaled(x, s):
+        return x * s, x + s.view(1, 1, 1)
+
+    module = Function(scaled, ())
+    grouped(module, tolerance=1e-3, x=(normal(B, T, D, dtype=torch.bfloat16), DIMS))
+
+
+def test_masks_with_comparisons_and_where():
+    def mask(m, x):
+        keep = (m[:, None, :] > 0) & (torch.ones_like(m)[:, :, None] > 0)
+        return torch.where(keep, x, torch.finfo(x.dtype).min)
+
+    m = (torch.tensor([[1, 1, 0, 1, 0], [1, 0, 0, 1, 1]]), ("batch", "sequence"))
+    x = (normal(B, T, T), ("batch", "sequence", "sequence"))
+    grouped(Function(mask), m=m, x=x)
+
+
+def test_what_no_kernel_can_do_stays_a_call_with_a_reason():
+    module = Function(lambda x: x.cumsum(-1).relu())
+    raw = raw_program(module, x=(normal(B, D), ("batch", D)))
+    result = group(rewrite(raw))
+    assert [(s.op, s.count) for s in result.skipped] == [("aten.cumsum.default", 1)]
+    assert result.skipped[0].reason
+
+
+# ----------------------------------------------------------------------------------------------------------- attention
+
+CACHE = TensorType("float32", ("batch", 2, 16, 8))
+HEADS = TensorType("float32", ("batch", 2, 1, 8))
+
+
+def cache_program(*steps: Call) -> Program:
+    """Steps on one layer's cache; `q`, `k`, `v` are [batch, 2, 1, 8], `positions` [batch, 1]."""
+    inputs = (
+        *(Input(n, HEADS) for n in ("q", "k", "v")),
+        Input("positions", TensorType("int64", ("batch", 1)), values=ValueRange("context", "context")),
+        Input("kc", CACHE, role="cache"),
+        Input("vc", CACHE, role="cache"),
+    )
+    made = [r for s in steps for r in s.results if r is not None]
+    symbols = (Symbol("batch", 1, 8, "q", 0), Symbol("context", 0, 15, default=4))
+    outputs = tuple(Output(n, n) for n in made)
+    return Program("decode", symbols, inputs, (), (), {}, tuple(steps), dict.fromkeys(made, HEADS), outputs)
+
+
+APPEND = Call("tune_model.append_kv", (Ref("kc"), Ref("vc"), Ref("k"), Ref("v"), Ref("positions")))
+
+
+def attend(name: str) -> Call:
+    arguments = (Ref("q"), Ref("kc"), Ref("vc"), Ref("positions"), 0.25, None, None)
+    return Call("tune_model.cached_attention", arguments, (), (name,))
+
+
+def cache_inputs():
+    inputs = {n: normal(3, 2, 1, 8, seed=i) for i, n in enumerate("qkv")}
+    caches = {n: normal(3, 2, 16, 8, seed=i) for i, n in enumerate(("kc", "vc"), 5)}
+    return {**inputs, **caches, "positions": torch.tensor([[4], [0], [9]])}
+
+
+def test_append_and_attention_are_one_region_with_its_context_as_a_hint():
+    program = group(cache_program(APPEND, attend("a"))).program
+    form = only(program)
+    assert body(form) == ["append_kv", "cached_attention"]
+    assert form.dims == ("d0", "d1")
+    assert program.steps[0].dims == ("batch", "context")
+    positions = next(p for p in form.parameters if p.type.dtype == "int64")
+    assert positions.values == ValueRange("d1", "d1")
+    assert [p.role for p in form.parameters].count("cache") == 2
+
+
+def test_a_read_before_the_append_stays_before_it():
+    raw = cache_program(attend("before"), APPEND, attend("after"))
+    program = group(raw).program
+    assert [body(f) for f in forms(program)] == [["cached_attention"], ["append_kv", "cached_attention"]]
+    given = cache_inputs()
+    expected = run(raw, {n: t.clone() for n, t in given.items()})
+    actual = run(program, {n: t.clone() for n, t in given.items()})
+    assert not torch.equal(*expected)
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+def test_a_second_append_is_not_moved_across_a_read():
+    raw = cache_program(APPEND, attend("first"), APPEND, attend("second"))
+    program = group(raw).program
+    assert [body(f) for f in forms(program)] == [["append_kv", "cached_attention"]] * 2
+    assert [s.outputs for s in program.steps] == [("first",), ("second",)]
+
+
+def test_attention_reads_its_operands_where_they_are():
+    def block(x, w):
+        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in F.linear(x, w).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    program = grouped(Function(block, (3 * D, D)), x=(normal(B, T, D), DIMS))
+    attention = forms(program)[-1]
+    assert attention.kind == "attention"
+    assert attention.parameters[0].type.strides == ("d1*96", 8, 96, 1)
+    assert attention.results[0].type.strides == ("d1*32", 8, 32, 1)
+    assert {s.op for s in program.steps if isinstance(s, Call)} == {
+        "aten.slice.Tensor",
+        "aten.permute.default",
+        "aten.view.default",
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- blocks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_block_is_nine_regions(dtype):
+    def norm(x, w):
+        h = x.float()
+        return w * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    def block(x, angles, *weights):
+        n1, q, k, v, o, n2, gate, up, down = weights
+        h = norm(x, n1)
+        q, k, v = (F.linear(h, w).unflatten(-1, (-1, 8)).transpose(1, 2) for w in (q, k, v))
+        angles = angles.to(x.dtype)[:, None]
+        q, k = rotate(q, angles, angles), rotate(k, angles, angles)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + F.linear(out.transpose(1, 2).flatten(2), o)
+        h = norm(x, n2)
+        return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+    shapes = [(D,), (D, D), (16, D), (16, D), (D, D), (D,), (64, D), (64, D), (D, 64)]
+    inputs = {"x": (normal(B, T, D, dtype=dtype), DIMS), "angles": (normal(B, T, 8), ("batch", "sequence", 8))}
+    program = grouped(
+        Function(block, *shapes, dtype=dtype), tolerance=1e-5 if dtype == torch.float32 else 1e-2, **inputs
+    )
+    kinds = [f.kind for f in forms(program)]
+    cast = kinds.pop(kinds.index("pointwise")) if dtype == torch.bfloat16 else None
+    assert cast in {None, "pointwise"}
+    assert kinds == [
+        "reduction", "matmul", "pointwise", "pointwise", "attention", "matmul", "reduction", "matmul", "matmul"
+    ]  # fmt: skip

@@ -38,22 +38,40 @@ class Lowered(NamedTuple):
     skipped: tuple[Skipped, ...]
 
 
-def extract(request: Request) -> Extraction:
+def extract(request: Request, *, check: bool = True) -> Extraction:
     """Trace a model, simplify it, form regions and bind the workload. Needs no GPU and no weights.
 
+    Args:
+        request: What to extract.
+        check: Compare the programs of a small copy of a transformers model, made the same way, with the eager model.
+
     Raises:
-        TuneModelError: The model cannot be built or traced, or the grid does not fit it.
+        TuneModelError: The model cannot be built or traced, the grid does not fit it, or the copy's programs compute
+            something else.
     """
     with _few_collections():
         lowered = [lower(t) for t in trace(request)]
+        checked = _compare(request) if check else ()
     programs, constants = _share_constants([one.trace for one in lowered])
     plan = Plan(
         programs=programs,
         tasks=collect(programs, request),
         skipped=tuple(s for one in lowered for s in one.skipped),
-        notes=tuple(n for one in lowered for n in one.trace.notes),
+        notes=(*(n for one in lowered for n in one.trace.notes), *checked),
     )
     return Extraction(plan, constants)
+
+
+def _compare(request: Request) -> tuple[str, ...]:
+    if not isinstance(request.source, TransformersSource):
+        return ()
+    from tune_model.extract.equivalence import check_equivalence
+
+    found = check_equivalence(request, lambda raw: lower(raw).trace)
+    if not found:
+        return ("not compared with the eager model: no small copy of it can be built",)
+    worst = max(c.error for c in found)
+    return (f"compared with the eager model on a small copy: {len(found)} outputs, largest relative error {worst:.0e}",)
 
 
 def trace(request: Request) -> tuple[Trace, ...]:

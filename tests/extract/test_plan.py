@@ -1,0 +1,86 @@
+"""From a request to tasks, on whole models."""
+
+from collections import Counter
+
+import pytest
+import small_models
+import torch
+
+from tune_model.extract.equivalence import check_equivalence
+from tune_model.extract.plan import Extraction, extract, lower
+from tune_model.extract.request import Phase, Request, TransformersSource
+from tune_model.extract.task import Plan
+from tune_model.runtime.program import Apply
+
+
+def plan_of(request: Request) -> Plan:
+    return extract(request, check=False).plan
+
+
+def kinds(plan: Plan) -> list[Counter[str]]:
+    return [Counter(p.forms[s.form].kind for s in p.steps if isinstance(s, Apply)) for p in plan.programs]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Extraction:
+    return extract(small_models.decoder("llama"))
+
+
+def test_a_llama_layer_is_nine_regions(llama: Extraction):
+    """Norm, qkv, two rotations, attention, o with residual, norm, gated up, down with residual; per model the angles,
+    the last norm and the head."""
+    expected = Counter(matmul=2 * 4 + 1, reduction=2 * 2 + 1, pointwise=2 * 2 + 1, attention=2)
+    assert kinds(llama.plan) == [expected, expected]
+    assert {s.op for s in llama.plan.skipped} == {"aten.embedding.default", "aten.index.Tensor"}
+
+
+def test_phases_share_forms(llama: Extraction):
+    prefill, decode = llama.plan.programs
+    different = set(prefill.forms) ^ set(decode.forms)
+    assert {(p.forms | prefill.forms)[k].kind for p in (prefill, decode) for k in different if k in p.forms} == {
+        "attention"
+    }
+
+
+def test_tasks_do_not_grow_with_layers(llama: Extraction):
+    deep = plan_of(small_models.decoder("llama", num_hidden_layers=5))
+    assert {t.key for t in deep.tasks} == {t.key for t in llama.plan.tasks}
+    assert sum(t.weight for t in deep.tasks) > 2 * sum(t.weight for t in llama.plan.tasks)
+
+
+def test_weights_are_merged_in_both_phases_alike(llama: Extraction):
+    merged = [{w.sources for w in p.weights if len(w.sources) > 1} for p in llama.plan.programs]
+    assert merged[0] == merged[1]
+    assert sorted(len(s) for s in merged[0]) == [2, 2, 3, 3]
+
+
+def test_constants_come_with_their_values(llama: Extraction):
+    keys = {c.key for p in llama.plan.programs for c in p.constants}
+    assert keys == set(llama.constants)
+    assert all(isinstance(t, torch.Tensor) and t.device.type == "cpu" for t in llama.constants.values())
+
+
+def test_the_notes_say_that_the_programs_were_compared(llama: Extraction):
+    assert "compared with the eager model" in llama.plan.notes[-1]
+
+
+def test_a_bert_layer_is_seven_regions():
+    config = {
+        "model_type": "bert", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "vocab_size": 128, "max_position_embeddings": 32,
+    }  # fmt: skip
+    request = Request(
+        TransformersSource(config=config), "float32", "encoder", (Phase("forward", {"batch": (1,), "sequence": (8,)}),)
+    )
+    (found,) = kinds(plan_of(request))
+    assert found == Counter(matmul=2 * 4 + 1, reduction=2 * 2 + 1, attention=2, pointwise=1)
+
+
+def test_lowered_programs_compute_what_the_model_computes():
+    assert check_equivalence(small_models.decoder("qwen3"), lambda raw: lower(raw).trace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(set(small_models.DECODERS) - {"qwen3", "llama"}))
+def test_lowered_programs_compute_what_other_models_compute(model_type: str):
+    assert check_equivalence(small_models.decoder(model_type), lambda raw: lower(raw).trace)

@@ -8,7 +8,8 @@ from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import Call
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.cpp.emit import Shape
-from tune_model.tune.cpp.rest import RestKernel, build_rest, lower_rest, take_apart
+from tune_model.tune.cpp.rest import build_rest
+from tune_model.tune.loops.rest import RestKernel, lower_rest, take_apart
 from tune_model.tune.target import CpuTarget, Target
 
 __all__ = ["FAMILY", "CppEpilogue"]

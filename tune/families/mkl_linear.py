@@ -12,7 +12,7 @@ from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Kernel, Within
 from tune_model.runtime.program import Arg, Call, Items, Ref
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.cpp.rest import MatmulParts, take_apart
+from tune_model.tune.loops.rest import MatmulParts, take_apart
 from tune_model.tune.target import CpuTarget, Target
 
 __all__ = ["FAMILY", "MklLinear"]

@@ -13,8 +13,9 @@ from tune_model.runtime.kernel import Kernel, KernelStep, Requirement, Within
 from tune_model.runtime.program import Arg, Call, Form, Items, Ref
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.cpp.emit import Shape
-from tune_model.tune.cpp.rest import MatmulParts, build_rest, lower_rest, take_apart
+from tune_model.tune.cpp.rest import build_rest
 from tune_model.tune.families.aten import holds_sizes
+from tune_model.tune.loops.rest import MatmulParts, lower_rest, take_apart
 from tune_model.tune.target import CpuTarget, Target
 
 __all__ = ["FAMILY", "MkldnnLinear", "packed_call", "pinned"]

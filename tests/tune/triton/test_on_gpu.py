@@ -139,3 +139,9 @@ def test_only_cuda_families_are_listed_for_a_gpu():
     assert names[0] == "aten"
     cpu = CpuTarget("x86_64", (), "cpu", 1, 1, 1, "g++", "2.11")
     assert not {"triton_gemv", "sdpa"} & {family.name for family in families_for(cpu)}
+
+
+@pytest.mark.parametrize("tail", ["residual", "gelu", "swiglu"])
+@pytest.mark.parametrize("m", [1, 257, 1024])
+def test_library_product_and_generated_rest(m: int, tail: str):
+    check(linear(m, 1536, 2048, tail=tail), "triton_epilogue", 3)

@@ -71,6 +71,17 @@ _MANY_ROWS = (
     (64, 128, 64, 4, 4, False),
     (128, 64, 64, 4, 4, False),
 )
+# float32 without tf32 runs on the ordinary cores; larger tiles spill.
+_ORDINARY = (
+    (64, 64, 32, 3, 8, False),
+    (64, 64, 16, 3, 4, False),
+    (128, 64, 16, 3, 8, False),
+    (64, 64, 16, 4, 8, False),
+    (32, 64, 32, 3, 4, False),
+    (128, 128, 16, 3, 8, False),
+    (64, 32, 32, 3, 4, False),
+    (32, 32, 32, 3, 4, False),
+)
 
 Tile = tuple[int, int, int, int, int, bool]
 
@@ -125,8 +136,9 @@ def _rows_tile(m: int) -> int:
 
 def _fits(product: Product, target: CudaTarget) -> Callable[[Tile], bool]:
     element = ELEMENT_BYTES[product.epilogue.dtype]
-    # float32 products without tf32 run on the ordinary cores, where large tiles only spill.
-    most = 64 * 128 if product.precision == "ieee" else 256 * 256
+    ordinary = product.precision == "ieee"
+    # Accumulators per thread; on the ordinary cores the operands' elements take registers too.
+    most = 64 if ordinary else 256
 
     def fits(tile: Tile) -> bool:
         block_m, block_n, block_k, stages, warps, swap = tile
@@ -137,14 +149,11 @@ def _fits(product: Product, target: CudaTarget) -> Callable[[Tile], bool]:
         wide_side = block_n if swap else block_m
         grouped = target.arch >= 90 and element == 2 and wide_side >= 64 and warps % 4 == 0
         held = max(stages if grouped else stages - 1, 1) * loads * element
-        if swap and (block_n < 64 or block_m > 64):
+        if swap and (ordinary or block_n < 64 or block_m > 64):
             return False
-        return (
-            held <= target.shared_bytes
-            and 2 <= accumulators / (32 * warps) <= 256
-            and accumulators <= most
-            and loads / (32 * warps) <= 512
-        )
+        if ordinary and block_k > 64:
+            return False
+        return held <= target.shared_bytes and 2 <= accumulators / (32 * warps) <= most and loads / (32 * warps) <= 512
 
     return fits
 
@@ -183,8 +192,9 @@ def _anchors(product: Product) -> tuple[list[Tile], list[Tile]]:
         warps = max(1, min(warps, m * n // 256)) if fewer_warps else warps
         cut[m, n, max(16, min(k, length)), stages, warps, swap and n >= 64] = None
 
-    for m, n, k, stages, warps, swap in _FEW_ROWS if few else _MANY_ROWS:
-        add((rows if few else m, n, k, stages, warps, swap), fewer_warps=False)
+    ordinary = product.precision == "ieee"
+    for m, n, k, stages, warps, swap in _ORDINARY if ordinary else _FEW_ROWS if few else _MANY_ROWS:
+        add((rows if few and not ordinary else m, n, k, stages, warps, swap), fewer_warps=False)
     own = list(cut)
     for m, n, k, stages, warps in INDUCTOR:
         add((m, n, k, stages, warps, False), fewer_warps=True)

@@ -26,7 +26,7 @@ TIMEOUT_S = 120
 # infinity kept; but no errno and no traps, which would forbid vector code.
 _FLAGS = (
     "-std=c++17",
-    "-O3",
+    "-O2",
     "-shared",
     "-fPIC",
     "-fvisibility=hidden",

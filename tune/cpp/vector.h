@@ -146,7 +146,16 @@ INLINE float from_bfloat16(uint16_t x) {
   __builtin_memcpy(&r, &bits, 4);
   return r;
 }
-INLINE Floats from_bfloat16(V<uint16_t> x) { return (Floats)(__builtin_convertvector(x, V<uint32_t>) << 16); }
+#if defined(__AVX512F__)
+INLINE V<uint32_t> widen_bits(V<uint16_t> x) {
+  return (V<uint32_t>)__builtin_ia32_pmovzxwd512_mask((V<int16_t>)x, V<int32_t>{}, -1);
+}
+#elif defined(__AVX2__) && defined(__FMA__)
+INLINE V<uint32_t> widen_bits(V<uint16_t> x) { return (V<uint32_t>)__builtin_ia32_pmovzxwd256((V<int16_t>)x); }
+#else
+INLINE V<uint32_t> widen_bits(V<uint16_t> x) { return __builtin_convertvector(x, V<uint32_t>); }
+#endif
+INLINE Floats from_bfloat16(V<uint16_t> x) { return (Floats)(widen_bits(x) << 16); }
 
 INLINE V<uint16_t> to_bfloat16(Floats x) {
   V<uint32_t> bits = (V<uint32_t>)x;
@@ -340,26 +349,20 @@ INLINE Floats op_tanh(Floats x) {
   return (x != x) ? x : (a < 0.55f) ? small : large;
 }
 INLINE Floats op_erf(Floats x) {
-  Floats a = op_abs(x), s = x * x;
-  Floats p = fused(s, SPLAT_FLOAT(8.31678776e-5f), SPLAT_FLOAT(-0.000813001624f));
-  p = fused(p, s, SPLAT_FLOAT(0.00519990706f));
-  p = fused(p, s, SPLAT_FLOAT(-0.0268589419f));
-  p = fused(p, s, SPLAT_FLOAT(0.112836872f));
-  p = fused(p, s, SPLAT_FLOAT(-0.376126332f));
-  p = fused(p, s, SPLAT_FLOAT(0.128379167f));
-  Floats small = fused(p, x, x);
-  // 1 - e^g, g = log(erfc) as a polynomial on [0.92, 3.95]; beyond, 1.
-  Floats t = (a > 3.95f) ? SPLAT_FLOAT(3.95f) : a;
-  Floats g = fused(t, SPLAT_FLOAT(-1.12312619e-5f), SPLAT_FLOAT(0.000322803442f));
-  g = fused(g, t, SPLAT_FLOAT(-0.00364245745f));
-  g = fused(g, t, SPLAT_FLOAT(0.0237620598f));
-  g = fused(g, t, SPLAT_FLOAT(-0.106236874f));
-  g = fused(g, t, SPLAT_FLOAT(-0.635151318f));
-  g = fused(g, t, SPLAT_FLOAT(-0.12864849f));
-  g = fused(g, t, -t);
-  Floats large = 1.f - op_exp(g);
-  large = (Floats)((Mask)large | ((Mask)x & int32_t(0x80000000)));
-  return (x != x) ? x : (a < 0.925f) ? small : large;
+  // x * P(x^2) / Q(x^2), fitted on [0, 3.92]. At most 6 units in the last place, 0.8 on average; 1 where 1 is nearest.
+  Floats s = x * x;
+  Floats p = fused(s, SPLAT_FLOAT(2.05009016e-06f), SPLAT_FLOAT(0.000284881417f));
+  Floats q = fused(s, SPLAT_FLOAT(3.80916778e-05f), SPLAT_FLOAT(0.00116252428f));
+  p = fused(p, s, SPLAT_FLOAT(0.00376557275f));
+  q = fused(q, s, SPLAT_FLOAT(0.0149691271f));
+  p = fused(p, s, SPLAT_FLOAT(0.0527485823f));
+  q = fused(q, s, SPLAT_FLOAT(0.114108696f));
+  p = fused(p, s, SPLAT_FLOAT(0.190405485f));
+  q = fused(q, s, SPLAT_FLOAT(0.502075208f));
+  p = fused(p, s, SPLAT_FLOAT(1.12837915f));
+  q = fused(q, s, SPLAT_FLOAT(1.f));
+  Floats one = (Floats)(((Mask)x & int32_t(0x80000000)) | int32_t(0x3f800000));
+  return (op_abs(x) > 3.84f) ? one : x * p / q;
 }
 #define ONE_LANE(name) \
   INLINE float name(float x) { return name(SPLAT_FLOAT(x))[0]; }
@@ -463,13 +466,13 @@ PAIRWISE(atan2)
 
 // ---- reductions of lanes
 
-template <class T, class X, class F>
-INLINE T fold(X x, F f) {
-  T lanes[L];
-  for (int l = 0; l < L; ++l) lanes[l] = x[l];
-  for (int n = L / 2; n; n /= 2)
-    for (int l = 0; l < n; ++l) lanes[l] = f(lanes[l], lanes[l + n]);
-  return lanes[0];
+template <class T, class F>
+INLINE T fold(V<T> x, F f) {
+  typedef V<typename Signed<sizeof(T)>::type> Order;
+  Order at;
+  for (int l = 0; l < L; ++l) at[l] = l;
+  for (int n = L / 2; n; n /= 2) x = f(x, __builtin_shuffle(x, at + n));
+  return x[0];
 }
 
 // The first largest (or smallest) element and its column; NaN counts as both.

@@ -8,6 +8,7 @@ from tune_model.tune.candidate import Family
 from tune_model.tune.families import (
     aten,
     cpp_epilogue,
+    cpp_gemv,
     cpp_pointwise,
     cpp_rows,
     mkl_linear,
@@ -40,6 +41,7 @@ _CPU: tuple[Family, ...] = (
     aten.FAMILY,
     mkldnn_linear.FAMILY,
     mkl_linear.FAMILY,
+    cpp_gemv.FAMILY,
     cpp_epilogue.FAMILY,
     cpp_rows.FAMILY,
     cpp_pointwise.FAMILY,

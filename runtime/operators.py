@@ -7,6 +7,7 @@ namespaces are allowed name by name. A name comes from an artifact, so nothing h
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -110,6 +111,7 @@ def _returns_tensors(overload: Any, name: str) -> bool:
     return all(str(r.type) in allowed for r in overload._schema.returns)
 
 
+@lru_cache(maxsize=4096)
 def _overload(op: str) -> Any:
     """Find the torch operator a name stands for, applying the policy."""
     match = _NAME.fullmatch(op)

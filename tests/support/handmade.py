@@ -107,9 +107,9 @@ def weights() -> dict[str, Tensor]:
     return {w.name: torch.randn(w.type.shape, generator=generator) for w in program().weights}
 
 
-def reference(x: Tensor) -> Tensor:
-    """What the model computes, in float64."""
-    w = {name: tensor.double() for name, tensor in weights().items()}
+def reference(x: Tensor, given: dict[str, Tensor] | None = None) -> Tensor:
+    """What the model computes with these weights (its own by default), in float64."""
+    w = {name: tensor.double() for name, tensor in (given or weights()).items()}
     hidden = torch.relu(x.double() @ w["w0"].T + w["b0"])
     return torch.relu(hidden @ w["w1"].T + w["b1"]) * 0.5
 

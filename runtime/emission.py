@@ -83,10 +83,12 @@ class Operand:
 
     Attributes:
         views: Slot of every way its memory is seen so far.
+        aligned: A kernel's result that the runtime allocates, so it starts at an address that suits every kernel.
     """
 
     def __init__(self, layout: Layout | None, slot: int | None = None) -> None:
         self.layout = layout
+        self.aligned = False
         self.views: dict[Seen | None, int] = {}
         if slot is not None:
             self.views[None if layout is None else layout.seen] = slot
@@ -137,7 +139,8 @@ class _Emission:
         for parameter in parameters:
             size_bytes = self.kernel.aligned.get(parameter.name, 1)
             operand = self.operands[parameter.name]
-            if size_bytes > 1 and parameter.role == "activation" and operand.layout is not None:
+            checked = size_bytes > 1 and parameter.role == "activation" and not operand.aligned
+            if checked and operand.layout is not None:
                 source = operand.view(self.layouts[parameter.name], self.new_slot, self.steps)
                 target = self.temporary(parameter.name, self.layouts[parameter.name])
                 self.append(prepare_alignment(source, target, size_bytes), [parameter.name])
@@ -150,6 +153,7 @@ class _Emission:
         if not operand.views:
             layout = operand.layout or self.layouts[name]
             slot = operand.views[layout.seen] = self.new_slot()
+            operand.aligned = True
             self.steps.append(Emitted(prepare_allocation(slot, layout, self.kernel.device)))
         return operand.slot
 
@@ -172,6 +176,7 @@ class _Emission:
             else:
                 made[name] = self.new_slot()
                 self.operands[name].views = {layout.seen: made[name]}
+                self.operands[name].aligned = False
         self.append(prepare_call(call, slots, self.kernel.device, made), [*names, *made])
         for name, slot in made.items():
             if name in self.layouts:

@@ -325,3 +325,66 @@ def test_outputs_need_no_gradients_and_may_be_used_in_training():
     head = torch.ones(2, requires_grad=True)
     (out @ head).sum().backward()
     assert head.grad is not None
+
+
+def test_a_chain_of_forms_shares_views_and_skips_needless_work(library: tuple[str, bytes]):
+    """Collapsed rows pass from kernel to kernel: one allocation and one launch each, and one view for the caller."""
+    form = linear_relu(8, 8)
+    key = fingerprint(form)
+    weights = {"w": torch.randn(8, 8), "bias": torch.randn(8)}
+    program = softmax_program(8, 8)
+    program = msgspec.structs.replace(
+        program,
+        forms={key: form},
+        constants=(),
+        steps=tuple(Apply(key, (f"v{i}" if i else "x", "w", "bias"), (f"v{i + 1}",), ("b*s",)) for i in range(4)),
+        values={f"v{i + 1}": f32("b", "s", 8) for i in range(4)},
+        outputs=(Output("out", "v4"), Output("middle", "v2")),
+    )
+    for kernels in ((), (tuned_entry(library[0], (6,), Aligned("a0", 32)),)):
+        run = Executor(program, weights, {}, Replay({key: kernels}), dict([library]), "cpu")
+        x = torch.randn(2, 3, 8)
+        expected, middle = x.double(), x.double()
+        for i in range(4):
+            expected = torch.relu(expected @ weights["w"].double().T + weights["bias"].double())
+            middle = expected if i == 1 else middle
+        for _ in range(2):
+            outputs = run.run({"x": x})
+            torch.testing.assert_close(outputs["out"].double(), expected, atol=1e-4, rtol=1e-5)
+            torch.testing.assert_close(outputs["middle"].double(), middle, atol=1e-4, rtol=1e-5)
+    (plan,) = run._plans.values()
+    assert plan._steps is not None
+    # The input is checked for alignment (with its view), v2 is made for the caller, the others for the next kernel.
+    assert len(plan._steps) == 2 + 4 * 2
+
+
+def test_a_value_that_several_steps_read_in_several_shapes_lives_until_the_last():
+    form = linear_relu(8, 8)
+    key = fingerprint(form)
+    weights = {"w": torch.randn(8, 8), "bias": torch.zeros(8)}
+    program = msgspec.structs.replace(
+        softmax_program(8, 8),
+        forms={key: form},
+        constants=(),
+        steps=(
+            call("aten.neg.default", "@x", results=("y",)),
+            Apply(key, ("y", "w", "bias"), ("z",), ("b*s",)),
+            call("aten.add.Tensor", "@y", "@z", results=("u",)),
+            Apply(key, ("u", "w", "bias"), ("v",), ("b*s",)),
+            Apply(key, ("y", "w", "bias"), ("q",), ("b*s",)),
+            call("aten.cat.default", ("@v", "@q", "@u"), 1, results=("out",)),
+        ),
+        values={n: f32("b", "s", 8) for n in ("y", "z", "u", "v", "q")} | {"out": f32("b", "3*s", 8)},
+        outputs=(Output("out", "out"),),
+    )
+    run = Executor(program, weights, {}, empty_replay(), {}, "cpu")
+    x = torch.randn(2, 3, 8)
+
+    def layer(value: torch.Tensor) -> torch.Tensor:
+        return torch.relu(value @ weights["w"].double().T)
+
+    y = -x.double()
+    u = y + layer(y)
+    for _ in range(2):
+        out = run.run({"x": x})["out"]
+        torch.testing.assert_close(out.double(), torch.cat([layer(u), layer(y), u], 1), atol=1e-4, rtol=1e-5)

@@ -401,7 +401,10 @@ class _Importer:
             self._append(node, op, (name,))
 
     def _append(self, node: Node, op: str, results: tuple[str, ...]) -> None:
-        args = tuple(self.write.argument(a) for a in node.args)
+        given = list(node.args)
+        if op == "aten.slice.Tensor" and len(given) > 2 and given[2] is None:
+            given[2] = 0
+        args = tuple(self.write.argument(a) for a in given)
         keywords = tuple((k, self.write.argument(a)) for k, a in sorted(node.kwargs.items()))
         self.steps.append(Call(op, args, keywords, results))
 

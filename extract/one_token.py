@@ -5,7 +5,7 @@ Exporting costs seconds per phase and this costs none. A test keeps it equal to 
 
 import msgspec
 
-from tune_model.extract.algebra import same_all
+from tune_model.extract.algebra import same_all, tidy
 from tune_model.extract.import_graph import IDENTITIES, references
 from tune_model.extract.layout import make_type, strides_of
 from tune_model.extract.trace import Trace
@@ -58,7 +58,7 @@ def at_one_token(prefill: Trace) -> Trace | None:
 
 
 def _dim(dim: Dim) -> Dim:
-    return rename(dim, _ONE)
+    return tidy(rename(dim, _ONE))
 
 
 def _type(type_: TensorType) -> TensorType:

@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
+from tune_model.extract.check_grid import check_grid
 from tune_model.extract.import_graph import Interface, NamedInput
 from tune_model.extract.outputs import named_values
 from tune_model.extract.request import ExportedSource, ModelInput, Request
@@ -48,6 +49,7 @@ def trace_exported(request: Request) -> tuple[Trace, ...]:
             return import_functional(exported, Interface(name, settled, _outputs(exported), _weights(exported), {}))
 
         trace = fix_single_sizes(request.phases, attempt)
+        check_grid(trace.program, phase, source.path)
         notes = ("imported from a saved torch.export program", *trace.notes)
         traces.append(trace._replace(notes=tuple(f"{phase.name}: {n}" for n in notes)))
     return tuple(traces)

@@ -72,14 +72,14 @@ class _Function(torch.nn.Module):
 def example_sizes(inputs: Iterable[ExampleInput], phases: Iterable[Phase]) -> dict[str, int]:
     """Choose a size for each symbol: at least 2 (export takes 1 for a constant), different for different symbols.
 
-    The largest grid value is taken where possible, since a model may refuse other sizes (images, strided audio).
+    The smallest grid value is taken where possible, since a model may refuse other sizes (images, strided audio).
     """
     phases = tuple(phases)
     found: dict[str, int] = {}
     for example in inputs:
         for dim in example.named.dims:
             if isinstance(dim, str) and dim not in found:
-                grid = sorted({v for p in phases for v in p.grid.get(dim, ()) if v > 1}, reverse=True)
+                grid = sorted({v for p in phases for v in p.grid.get(dim, ()) if v > 1})
                 free = [v for v in (*grid, 2, 3, 5, 7, 11, 13, 17, 19) if v not in found.values()]
                 found[dim] = free[0]
     return found

@@ -5,6 +5,7 @@ import inspect
 import torch
 
 from tune_model.extract.build import Built, build_factory, make_fake, torch_dtype
+from tune_model.extract.check_grid import check_grid
 from tune_model.extract.import_graph import NamedInput
 from tune_model.extract.outputs import named_outputs
 from tune_model.extract.request import FactorySource, Request
@@ -59,6 +60,7 @@ def trace_built(request: Request, built: Built, inputs: tuple[ExampleInput, ...]
     for phase in request.phases:
         entry = Entry(phase.name, model, built, run, inputs, {})
         trace = trace_graph(entry, request.phases, example_sizes(inputs, request.phases))
+        check_grid(trace.program, phase, model)
         notes = ("torch.export with dynamic sizes", *trace.notes)
         traces.append(trace._replace(notes=tuple(f"{phase.name}: {n}" for n in notes)))
     return tuple(traces)

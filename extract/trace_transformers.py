@@ -14,6 +14,7 @@ from tune_model.extract.attention_step import (
 )
 from tune_model.extract.build import Built, build_transformers, load_config, make_fake, torch_dtype
 from tune_model.extract.cache_steps import add_cache
+from tune_model.extract.check_grid import check_grid
 from tune_model.extract.import_graph import NamedInput
 from tune_model.extract.one_token import at_one_token
 from tune_model.extract.outputs import named_outputs
@@ -67,6 +68,8 @@ def _trace_decoder(request: Request, source: TransformersSource, config: Any) ->
         for name in sorted({p.name for p in request.phases}, reverse=True):  # prefill first: decode derives from it
             derived = at_one_token(raw["prefill"]) if name == "decode" and "prefill" in raw else None
             raw[name] = derived or _trace_tokens(decoder, name)
+    for phase in request.phases:
+        check_grid(raw[phase.name].program, phase, f"the {config.model_type} model")
     return tuple(_with_cache(raw[phase.name], phase, request.max_length) for phase in request.phases)
 
 
@@ -207,6 +210,7 @@ def _trace_with_attention(
     for phase in request.phases:
         entry = Entry(phase.name, f"the {config.model_type} model", built, run, inputs, {})
         trace = trace_graph(entry, request.phases, example_sizes(inputs, request.phases))
+        check_grid(trace.program, phase, entry.model)
         notes = ("torch.export with dynamic sizes", *trace.notes)
         traces.append(trace._replace(notes=tuple(f"{phase.name}: {n}" for n in notes)))
     return tuple(traces)

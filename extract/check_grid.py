@@ -1,0 +1,69 @@
+"""Checks that a traced program fits every point of its phase's grid.
+
+The tracer assumes what its example sizes satisfy (an even number of rows, say) and keeps quiet about it; a view that
+does not hold as many elements as its argument gives that away.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from tune_model.extract.request import Phase
+from tune_model.extract.trace import TraceError
+from tune_model.runtime.expression import ExpressionError, evaluate
+from tune_model.runtime.program import Call, Program, Ref, TensorType
+
+__all__ = ["check_grid"]
+
+
+def check_grid(program: Program, phase: Phase, model: str) -> None:
+    """Check a raw program's views at every grid point.
+
+    Args:
+        program: Raw.
+        phase: Its grid; symbols that it lacks are taken at their minimum.
+        model: For the message.
+
+    Raises:
+        TraceError: A point is outside a symbol's range, or the program does not fit it.
+    """
+    views = list(_views(program))
+    for point in _points(program, phase):
+        for symbol in program.symbols:
+            if symbol.input is not None and not symbol.minimum <= point[symbol.name] <= symbol.maximum:
+                raise TraceError(
+                    f"{model}, {phase.name}: {symbol.name} is {point[symbol.name]} in the grid; the model takes"
+                    f" {symbol.minimum} to {symbol.maximum}"
+                )
+        for before, after in views:
+            if _elements(before, point) != _elements(after, point):
+                sizes = ", ".join(f"{name} {value}" for name, value in point.items())
+                raise TraceError(
+                    f"{model}, {phase.name}: it does not run at {sizes}: {list(before.shape)} is viewed as"
+                    f" {list(after.shape)}. Choose sizes that it can divide"
+                )
+
+
+def _views(program: Program) -> Iterator[tuple[TensorType, TensorType]]:
+    types = {i.name: i.type for i in program.inputs} | {w.name: w.type for w in program.weights} | program.values
+    seen: set[tuple[TensorType, TensorType]] = set()
+    for step in program.steps:
+        if isinstance(step, Call) and step.op == "aten.view.default" and isinstance(step.args[0], Ref):
+            before, after = types.get(step.args[0].name), types[str(step.results[0])]
+            if before is not None and (before, after) not in seen:
+                seen.add((before, after))
+                yield before, after
+
+
+def _points(program: Program, phase: Phase) -> Iterator[dict[str, int]]:
+    symbols = [s for s in program.symbols if s.input is not None]
+    values = [phase.grid.get(s.name, (s.minimum,)) for s in symbols]
+    for point in itertools.product(*values):
+        yield dict(zip((s.name for s in symbols), point, strict=True))
+
+
+def _elements(type_: TensorType, point: dict[str, int]) -> int | None:
+    try:
+        return math.prod(evaluate(s, point) for s in type_.shape)
+    except ExpressionError:
+        return None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from tune_model.extract.rewrite.attention import fold_query_scales, read_attention_operands_in_place
 from tune_model.extract.rewrite.common import share_common_calls
 from tune_model.extract.rewrite.grouped_query import recognise_grouped_queries
+from tune_model.extract.rewrite.heads import join_heads
 from tune_model.extract.rewrite.linears import merge_linears, spell_linears
 from tune_model.extract.rewrite.norms import absorb_norm_casts, absorb_norm_weights, recognise_norms
 from tune_model.extract.rewrite.outer_product import rewrite_outer_products
@@ -32,6 +33,7 @@ PASSES: tuple[Callable[[Program], Program], ...] = (
     settle_layouts,
     spell_linears,
     merge_linears,
+    join_heads,
 )
 
 

@@ -9,6 +9,7 @@ from tune_model.extract.rewrite import rewrite
 from tune_model.extract.rewrite.attention import fold_query_scales, read_attention_operands_in_place
 from tune_model.extract.rewrite.common import share_common_calls
 from tune_model.extract.rewrite.grouped_query import recognise_grouped_queries
+from tune_model.extract.rewrite.heads import join_heads
 from tune_model.extract.rewrite.linears import merge_linears, spell_linears
 from tune_model.extract.rewrite.norms import absorb_norm_casts, absorb_norm_weights, recognise_norms
 from tune_model.extract.rewrite.outer_product import rewrite_outer_products
@@ -329,6 +330,27 @@ def test_biases_are_merged_too_and_linears_without_stay_apart():
     program = check(module, [spell, merge_linears], exact=False, x=(normal(3, 16), ("batch", 16)))
     assert ops(program).count("linear") == 2
     assert sorted(w.sources for w in program.weights) == [("w0", "w3"), ("w1", "w4"), ("w2",)]
+
+
+def rotated(x, w, cos, *, shared=True):
+    q, k, v = (t.unflatten(-1, (-1, 8)).transpose(1, 2) for t in nn.functional.linear(x, w).split([32, 16, 16], -1))
+    turned = [torch.cat((-t[..., 4:], t[..., :4]), -1) * cos for t in (q, k)]
+    return turned[0] + q, turned[1] + k if shared else turned[1] - k, v
+
+
+def test_queries_and_keys_are_rotated_together():
+    inputs = {"x": (normal(2, 3, 16), ("batch", "sequence", 16))}
+    module = Function(rotated, (64, 16), (8,))
+    program = check(module, [spell, settle_layouts, join_heads], **inputs)
+    assert [ops(program).count(op) for op in ("cat", "neg", "mul.Tensor", "add.Tensor")] == [1, 1, 1, 1]
+    assert program.values[next(s for s in program.steps if s.op == "aten.cat.default").results[0]].shape[1] == 6
+
+
+def test_what_differs_between_queries_and_keys_stays_apart():
+    inputs = {"x": (normal(2, 3, 16), ("batch", "sequence", 16))}
+    module = Function(lambda *t: rotated(*t, shared=False), (64, 16), (8,))
+    program = check(module, [spell, settle_layouts, join_heads], **inputs)
+    assert [ops(program).count(op) for op in ("cat", "mul.Tensor", "add.Tensor", "sub.Tensor")] == [1, 1, 1, 1]
 
 
 def test_a_weight_read_twice_is_not_merged():

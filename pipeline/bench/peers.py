@@ -44,17 +44,25 @@ def decode_step(model: nn.Module, batch: int, context: int, *, slots: int) -> Ca
         model(prompt, use_cache=True, logits_to_keep=1, **{keyword: cache})
     token = torch.randint(0, vocabulary, (batch, 1), device=device)
     positions = torch.full((batch, 1), context, device=device)
-    lengths = [layer.cumulative_length for layer in cache.layers if hasattr(layer, "cumulative_length")]
 
     def step() -> torch.Tensor:
-        for length in lengths:
-            length.fill_(context)
+        _roll_back(cache, context)
         with torch.no_grad():
             output = model(token, position_ids=positions, use_cache=True, **{keyword: cache})
         logits: torch.Tensor = output.logits
         return logits
 
     return step
+
+
+def _roll_back(cache: Any, context: int) -> None:
+    """Set the cache's length; some versions of transformers keep it as a tensor per layer, some as an integer."""
+    for layer in cache.layers:
+        length = getattr(layer, "cumulative_length", None)
+        if isinstance(length, torch.Tensor):
+            length.fill_(context)
+        elif length is not None:
+            layer.cumulative_length = context
 
 
 def prefill_call(model: nn.Module, batch: int, sequence: int) -> Callable[[], torch.Tensor]:

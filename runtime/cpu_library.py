@@ -7,15 +7,12 @@ forbids running those, to a private temporary file that is removed once it is ma
 import ctypes
 import hashlib
 import os
-import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from torch import Tensor
-
 from tune_model.runtime.errors import TuneModelError
-from tune_model.runtime.invoke import PreparedStep, Slots, getter
+from tune_model.runtime.invoke import PreparedStep, Slots
 
 __all__ = ["CpuFunction", "LibraryError", "find_entry", "load_library"]
 
@@ -90,8 +87,7 @@ def prepare_cpu_call(function: CpuFunction, sizes: tuple[int, ...], indices: tup
     """
     size_array = (ctypes.c_int64 * max(len(sizes), 1))(*sizes)
     array_type = ctypes.c_uint64 * max(len(indices), 1)
-    pack = struct.Struct(f"={len(indices)}Q").pack_into
-    get, data_ptr = getter(indices), Tensor.data_ptr
+    places = tuple(enumerate(indices))
     spare: list[ctypes.Array[ctypes.c_uint64]] = [array_type()]
 
     def run(slots: Slots) -> None:
@@ -99,7 +95,8 @@ def prepare_cpu_call(function: CpuFunction, sizes: tuple[int, ...], indices: tup
             pointers = spare.pop()
         except IndexError:
             pointers = array_type()
-        pack(pointers, 0, *map(data_ptr, get(slots)))
+        for place, index in places:
+            pointers[place] = slots[index].data_ptr()
         function(pointers, size_array)
         spare.append(pointers)
 

@@ -5,16 +5,14 @@ device must have been used through torch before code is loaded onto it.
 """
 
 import ctypes
-import struct
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from tune_model.runtime.errors import TuneModelError
-from tune_model.runtime.invoke import PreparedStep, Slots, getter
+from tune_model.runtime.invoke import PreparedStep, Slots
 
 __all__ = ["CudaFunction", "Driver", "DriverError", "Geometry", "Module", "activate", "open_driver", "prepare_launch"]
 
@@ -179,7 +177,7 @@ def activate(device: torch.device) -> None:
 class _Frame:
     """The memory of one launch in flight: configuration, argument cells and the array that points at them.
 
-    Pointer arguments come first among the cells, in the order their slots are given, so one `pack_into` fills them.
+    Pointer arguments come first among the cells, in the order their slots are given, so filling them is a short loop.
     """
 
     __slots__ = ("arguments", "attributes", "cells", "config", "config_reference", "stream")
@@ -245,8 +243,7 @@ def prepare_launch(
         return lambda _: None
     launch = driver.library.cuLaunchKernelEx
     handle = ctypes.c_void_p(function.handle)
-    pack = struct.Struct(f"={len(indices)}Q").pack_into
-    get, data_ptr = getter(indices), Tensor.data_ptr
+    places = tuple(enumerate(indices))
     device = function.device
     current_stream = driver.current_stream
     spare = [_Frame(geometry, len(indices), arguments)]
@@ -256,7 +253,9 @@ def prepare_launch(
             frame = spare.pop()
         except IndexError:
             frame = _Frame(geometry, len(indices), arguments)
-        pack(frame.cells, 0, *map(data_ptr, get(slots)))
+        cells = frame.cells
+        for place, index in places:
+            cells[place] = slots[index].data_ptr()
         stream = current_stream(device)
         if stream != frame.stream:
             frame.config.stream = frame.stream = stream

@@ -15,7 +15,7 @@ from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.operators import resolve, returns_list
 from tune_model.runtime.program import Arg, Call, Items, Real, Ref, Size, TorchName
 
-__all__ = ["PreparedStep", "ProgramError", "Slots", "getter", "prepare_call", "references", "torch_dtype", "torch_name"]
+__all__ = ["PreparedStep", "ProgramError", "Slots", "prepare_call", "references", "torch_dtype", "torch_name"]
 
 Slots = list[Any]
 """All values of one run by index."""
@@ -23,14 +23,6 @@ Slots = list[Any]
 PreparedStep = Callable[[Slots], None]
 
 _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-
-
-def getter(indices: tuple[int, ...]) -> Callable[[Slots], Sequence[Any]]:
-    """Return what reads several slots at once."""
-    if len(indices) == 1:
-        (index,) = indices
-        return lambda slots: (slots[index],)
-    return itemgetter(*indices) if indices else lambda _: ()
 
 
 class ProgramError(TuneModelError):

@@ -16,6 +16,8 @@ _REDUCTIONS = frozenset(
     {"rms_norm", "layer_norm", "softmax", "log_softmax", "sum", "mean", "var", "std", "amax", "amin", "argmax",
      "argmin", "any", "all", "prod"}
 )  # fmt: skip
+_ROTATION = frozenset({"cat", "neg", "slice", "mul", "add"})
+"""What a rotary embedding of interleaved halves is made of."""
 
 
 def label(form: Form) -> str:
@@ -101,6 +103,8 @@ def _reduction(form: Form) -> str:
             continue
         else:
             extras.append(name)
+    if {_name(c) for c in form.body} >= _ROTATION:
+        extras = [e for e in extras if e not in _ROTATION] + ["rotary embedding"]
     if len(extras) > 4:
         extras = [*extras[:3], f"{len(extras) - 3} more"]
     return _with(f"{'+'.join(dict.fromkeys(main))} {_shape(widest.type)} {_dtype(widest.type)}", extras)
@@ -132,7 +136,7 @@ def _pointwise(form: Form) -> str:
     names = [_name(c) for c in form.body]
     result = form.results[0].type
     size = f"pointwise {_shape(result)} {_dtype(result)}"
-    if {"cat", "neg", "slice", "mul", "add"} <= set(names):
+    if set(names) >= _ROTATION:
         return f"{size}: rotary embedding"
     shown = list(dict.fromkeys(n for n in names if n not in {"slice", "expand"}))
     return f"{size}: {', '.join(shown[:5])}{', ...' if len(shown) > 5 else ''}"

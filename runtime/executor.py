@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from tune_model.runtime.autograd import without_autograd
 from tune_model.runtime.coverage import Coverage
 from tune_model.runtime.cuda_driver import activate
 from tune_model.runtime.dispatch import Dispatcher, weight_layout
@@ -21,8 +22,6 @@ from tune_model.runtime.program import Constant, Input, Program, Symbol, Weight
 from tune_model.runtime.replay import Replay
 
 __all__ = ["Executor", "InputError"]
-
-_VIEW_TRACKING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 _PLANS_AT_MOST = 128
 """Plans kept per program; one holds a list of closures, no tensors of its own."""
@@ -206,7 +205,7 @@ class Executor:
         return self._run(tensors, hints or {})
 
     def _run(self, tensors: list[Tensor], hints: Mapping[str, int]) -> dict[str, Tensor]:
-        with _inference():
+        with without_autograd():
             plan = self.plan(tensors, hints)
             return dict(zip(self._names, plan.run(self._conform(tensors, plan)), strict=True))
 
@@ -220,28 +219,6 @@ class Executor:
                     raise InputError(f"{seen}; expected {layout.strides}: it is written in place")
                 tensors[i] = copy_as(tensor, layout)
         return tensors
-
-
-class _inference:  # noqa: N801 (a context manager, used like torch.no_grad)
-    """Run without autograd, and without its dispatch keys: 20 to 30 % of a small operator's host time.
-
-    Unlike inference mode, results are ordinary tensors, which a caller may train on.
-    """
-
-    __slots__ = ("_below", "_grad", "_views")
-
-    def __enter__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        self._below = torch._C._AutoDispatchBelowAutograd()
-        self._views = torch._C._ExcludeDispatchKeyGuard(_VIEW_TRACKING)
-        self._below.__enter__()
-        self._views.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._views.__exit__(None, None, None)
-        self._below.__exit__(None, None, None)
-        torch._C._set_grad_enabled(self._grad)
 
 
 def _indexed(device: torch.device) -> torch.device:

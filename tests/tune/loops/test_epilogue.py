@@ -66,7 +66,7 @@ def test_bias_gelu_residual(rows: int, dtype: str) -> None:
 
 
 def test_other_row_counts_are_legal() -> None:
-    first, second = (lambda pair: pair[0].form(pair[1]))(linear(2)), (lambda pair: pair[0].form(pair[1]))(linear(9))
+    first, second = (b.form(t) for b, t in (linear(2), linear(9)))
     parts = lower_epilogue(first)
     assert all(unmet(r, slot_sizes(second), {}) is None for r in parts.nest.requires)
     inputs = random_inputs(second)

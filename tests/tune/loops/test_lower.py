@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from form_builder import FormBuilder, random_inputs, run_results
+from loop_catalogue import UNARY
 from loop_interpreter import interpret
 
 from tune_model.runtime.program import Form, Parameter, TensorType, ValueRange
@@ -96,51 +97,6 @@ def test_contiguous_pointwise_is_one_axis() -> None:
     assert [a.size for a in nest.axes] == [60]
 
 
-UNARY = [
-    "neg",
-    "abs",
-    "sign",
-    "sgn",
-    "floor",
-    "ceil",
-    "trunc",
-    "reciprocal",
-    "sqrt",
-    "rsqrt",
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "erf",
-    "sigmoid",
-    "round",
-    "relu",
-    "silu",
-    "gelu",
-    "hardsigmoid",
-    "hardswish",
-    "softplus",
-    "mish",
-    "leaky_relu",
-    "elu",
-    "isnan",
-    "isinf",
-    "logical_not",
-    "log_sigmoid",
-    "square",
-]
-
-
 @pytest.mark.parametrize("op", UNARY)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_unary(op: str, dtype: str) -> None:
@@ -231,10 +187,8 @@ def test_reductions(op: str, dims: list[int], keep: bool) -> None:
     b = FormBuilder("reduction")
     x = b.input((4, 5, 6))
     args = (2, dims) if op.startswith("linalg") else (dims,)
-    if op[:3] in {"var", "std"}:
-        out = b.call(op, x, dims, correction=1, keepdim=keep)
-    else:
-        out = b.call(op, x, *args, keep)
+    spread = op[:3] in {"var", "std"}
+    out = b.call(op, x, dims, correction=1, keepdim=keep) if spread else b.call(op, x, *args, keep)
     check(b.form(out))
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from tune_model.extract.task import NumericRules
+from tune_model.runtime.autograd import without_autograd
 from tune_model.runtime.binding import BoundKernel, bind_kernel
 from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes, unmet
@@ -206,7 +207,7 @@ class Workbench:
     def _attempt(self, action: Callable[[], T]) -> T | Rejected:
         """Run a piece of work; what it raises becomes a reason."""
         try:
-            with self.stopwatch.context(), torch.no_grad():
+            with self.stopwatch.context(), without_autograd():  # as the executor runs it
                 return action()
         except Exception as error:  # a candidate may raise anything; it costs the candidate only
             logger.debug("rejected", exc_info=True)

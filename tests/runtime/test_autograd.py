@@ -23,12 +23,12 @@ def test_nothing_is_recorded_and_the_state_comes_back():
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_it_nests_and_survives_errors(enabled: bool):
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     with torch.set_grad_enabled(enabled):
-        with pytest.raises(Stop), without_autograd(), without_autograd():
-            raise Stop
+        with pytest.raises(StopError), without_autograd(), without_autograd():
+            raise StopError
         assert torch.is_grad_enabled() == enabled
         assert (torch.ones(1, requires_grad=True) * 2).requires_grad == enabled
 

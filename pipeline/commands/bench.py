@@ -1,6 +1,5 @@
 """`tune-model bench ARTIFACT`: the tuned model beside eager PyTorch and `torch.compile`, interleaved in one run."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,10 +130,9 @@ def _save(path: Path, name: str, device: "torch.device", rows: list[dict[str, An
 
     old = read_result(path).rows if path.exists() else []
     merged = merge_rows(old, rows, ("point", "name"))
-    arguments = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    result = BenchmarkResult(
-        name, device_name(device), library_versions(), today(), " ".join(arguments), merged, _summary(merged)
-    )
+    # The parts of a long benchmark (--only) are one result; the artifact's and file's names say enough.
+    command = f"tune-model bench {name}.tuned --save {path.name}"
+    result = BenchmarkResult(name, device_name(device), library_versions(), today(), command, merged, _summary(merged))
     write_result(path, result)
 
 

@@ -4,8 +4,10 @@ Rotary angles are such a matmul (frequencies times positions). As a product it j
 kernel, and torch 2.13 has no Triton kernel of its own to send it to on CUDA.
 """
 
+from tune_model.extract.algebra import same_all
 from tune_model.extract.layout import make_type
 from tune_model.extract.rewrite.graph import Graph
+from tune_model.runtime.expression import Dim
 from tune_model.runtime.program import Call, Program, Ref
 
 __all__ = ["rewrite_outer_products"]
@@ -25,6 +27,21 @@ def rewrite_outer_products(program: Program) -> Program:
         left, right = graph.type(a.name).shape, graph.type(b.name).shape
         if len(left) >= 2 and len(right) >= 2 and left[-1] == 1 and right[-2] == 1:
             result = step.results[0]
+            shape = graph.type(result).shape
+            a, b = _unexpanded(graph, a, right, shape), _unexpanded(graph, b, left, shape)
             graph.change(index, Call("aten.mul.Tensor", (a, b), (), step.results))
             graph.retype(result, make_type(graph.type(result).dtype, graph.type(result).shape))
     return graph.finish()
+
+
+def _unexpanded(graph: Graph, operand: Ref, other: tuple[Dim, ...], shape: tuple[Dim, ...]) -> Ref:
+    """Read what was expanded where the product broadcasts by itself: newer versions of the same models do not expand."""
+    expand = graph.made_by(operand, "aten.expand.default")
+    source = None if expand is None else expand.args[0]
+    if not isinstance(source, Ref):
+        return operand
+    own = graph.type(source.name).shape
+    if len(own) != len(shape) or len(other) != len(shape):
+        return operand
+    broadcast = [b if a == 1 else a for a, b in zip(own, other, strict=True)]
+    return source if same_all(broadcast, shape) else operand

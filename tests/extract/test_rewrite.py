@@ -121,6 +121,7 @@ def test_an_outer_product_is_a_multiplication():
     )
     assert "mul.Tensor" in ops(program)
     assert "matmul" not in ops(program)
+    assert "expand" not in ops(program)
 
 
 # --------------------------------------------------------------------------------------------------------------- norms

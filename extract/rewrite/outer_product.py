@@ -35,7 +35,7 @@ def rewrite_outer_products(program: Program) -> Program:
 
 
 def _unexpanded(graph: Graph, operand: Ref, other: tuple[Dim, ...], shape: tuple[Dim, ...]) -> Ref:
-    """Read what was expanded where the product broadcasts by itself: newer versions of the same models do not expand."""
+    """Read what was expanded where the product broadcasts by itself: newer versions of these models do not expand."""
     expand = graph.made_by(operand, "aten.expand.default")
     source = None if expand is None else expand.args[0]
     if not isinstance(source, Ref):

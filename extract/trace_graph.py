@@ -43,6 +43,7 @@ class Entry(NamedTuple):
         run: Calls it with the inputs by name; returns its outputs by name.
         inputs: In calling order.
         maximum: Largest legal value of symbols that have one.
+        saved: Names of weights in the checkpoint where they differ from the module's.
     """
 
     phase: str
@@ -51,6 +52,7 @@ class Entry(NamedTuple):
     run: Run
     inputs: tuple[ExampleInput, ...]
     maximum: Mapping[str, int]
+    saved: Mapping[str, str]
 
 
 class _Function(torch.nn.Module):
@@ -144,7 +146,7 @@ def _trace(entry: Entry, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> 
         phase=entry.phase,
         inputs=tuple(named),
         outputs=tuple(outputs),
-        weights={f"model.{k}": v for k, v in weight_names(entry.built.module).items()},
+        weights={f"model.{k}": entry.saved.get(v, v) for k, v in weight_names(entry.built.module).items()},
         maximum=entry.maximum,
     )
     return import_functional(exported, interface)

@@ -58,7 +58,7 @@ def trace_built(request: Request, built: Built, inputs: tuple[ExampleInput, ...]
     run = call_by_name(built.module)
     traces = []
     for phase in request.phases:
-        entry = Entry(phase.name, model, built, run, inputs, {})
+        entry = Entry(phase.name, model, built, run, inputs, {}, {})
         trace = trace_graph(entry, request.phases, example_sizes(inputs, request.phases))
         check_grid(trace.program, phase, model)
         notes = ("torch.export with dynamic sizes", *trace.notes)

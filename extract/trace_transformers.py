@@ -15,6 +15,7 @@ from tune_model.extract.attention_step import (
 from tune_model.extract.build import Built, build_transformers, load_config, make_fake, torch_dtype
 from tune_model.extract.cache_steps import add_cache
 from tune_model.extract.check_grid import check_grid
+from tune_model.extract.checkpoint_names import checkpoint_names
 from tune_model.extract.import_graph import NamedInput
 from tune_model.extract.one_token import at_one_token
 from tune_model.extract.outputs import named_outputs
@@ -63,7 +64,8 @@ def _trace_decoder(request: Request, source: TransformersSource, config: Any) ->
     with causal_attention_steps(log) as attention:
         model = build_transformers(source, config, request.task, request.dtype, attention)
         _check_positions(model, config)
-        decoder = _Decoder(request, config, make_fake(model), log)
+        saved = checkpoint_names(model, source.folder)
+        decoder = _Decoder(request, config, make_fake(model), log, saved)
         raw: dict[str, Trace] = {}
         for name in sorted({p.name for p in request.phases}, reverse=True):  # prefill first: decode derives from it
             derived = at_one_token(raw["prefill"]) if name == "decode" and "prefill" in raw else None
@@ -74,12 +76,13 @@ def _trace_decoder(request: Request, source: TransformersSource, config: Any) ->
 
 
 class _Decoder(NamedTuple):
-    """A decoder ready to be traced, and the log its attention layers write to."""
+    """A decoder ready to be traced, the log its attention layers write to, and names of renamed weights."""
 
     request: Request
     config: Any
     built: Built
     log: AttentionLog
+    saved: dict[str, str]
 
 
 def _check_decoder_request(request: Request) -> None:
@@ -108,7 +111,7 @@ def _check_positions(model: torch.nn.Module, config: Any) -> None:
 
 def _trace_tokens(decoder: _Decoder, phase: str) -> Trace:
     """Trace a decoder on `sequence` tokens, or on one for the decode phase, without cache steps yet."""
-    request, config, built, log = decoder
+    request, config, built, log, saved = decoder
     decode = phase == "decode"
     ids = ValueRange(0, int(config.get_text_config().vocab_size) - 1)
     length = 1 if decode else "sequence"
@@ -126,6 +129,7 @@ def _trace_tokens(decoder: _Decoder, phase: str) -> Trace:
         run=_run_decoder(built.module),
         inputs=tuple(inputs),
         maximum={"batch": request.max_batch, "sequence": request.max_length},
+        saved=saved,
     )
     trace = trace_graph(entry, (), {"batch": 2, "sequence": 5})
     _check_attention(trace.program, log, config)
@@ -205,10 +209,11 @@ def _trace_with_attention(
     model = build_transformers(source, config, request.task, request.dtype, attention)
     inputs = _inputs(request, model, config)
     run = _run_forward(model)
+    saved = checkpoint_names(model, source.folder)
     built = make_fake(model)
     traces = []
     for phase in request.phases:
-        entry = Entry(phase.name, f"the {config.model_type} model", built, run, inputs, {})
+        entry = Entry(phase.name, f"the {config.model_type} model", built, run, inputs, {}, saved)
         trace = trace_graph(entry, request.phases, example_sizes(inputs, request.phases))
         check_grid(trace.program, phase, entry.model)
         notes = ("torch.export with dynamic sizes", *trace.notes)

@@ -1,5 +1,6 @@
 """`tune-model bench ARTIFACT`: the tuned model beside eager PyTorch and `torch.compile`, interleaved in one run."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     tuned_device = _device(device_name, manifest.target.__class__.__name__)
     original = build_original(request, None if weights_path is None else Path(weights_path), tuned_device)
     tuned = load(artifact_path, weights=original, device=tuned_device)
+    options = " ".join([f"--rounds {rounds}", *(f"--only {json.dumps(o)}" for o in only)])
     rows: list[dict[str, Any]] = []
     for point in points:
         contenders = contenders_at(point, tuned, original, request, compile_too=not no_compile)
@@ -71,7 +73,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
         out.print(_table(point, timings))
         rows += [_row(point, timing) for timing in timings]
         if save_path is not None:
-            _save(Path(save_path), manifest.name, tuned.device, rows)
+            _save(Path(save_path), manifest.name, tuned.device, rows, options)
         del contenders
         _free(tuned.device)
 
@@ -117,7 +119,7 @@ def _row(point: "Point", timing: "Timing") -> dict[str, Any]:
     return {"point": str(point), "phase": point.phase, **point.sizes, **msgspec.structs.asdict(timing)}
 
 
-def _save(path: Path, name: str, device: "torch.device", rows: list[dict[str, Any]]) -> None:
+def _save(path: Path, name: str, device: "torch.device", rows: list[dict[str, Any]], options: str) -> None:
     from tune_model.pipeline.bench.result import (
         BenchmarkResult,
         device_name,
@@ -130,8 +132,7 @@ def _save(path: Path, name: str, device: "torch.device", rows: list[dict[str, An
 
     old = read_result(path).rows if path.exists() else []
     merged = merge_rows(old, rows, ("point", "name"))
-    # The parts of a long benchmark (--only) are one result; the artifact's and file's names say enough.
-    command = f"tune-model bench {name}.tuned --save {path.name}"
+    command = f"tune-model bench {name}.tuned {options} --save {path.name}"
     result = BenchmarkResult(name, device_name(device), library_versions(), today(), command, merged, _summary(merged))
     write_result(path, result)
 

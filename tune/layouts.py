@@ -202,11 +202,14 @@ def _keep_fallback(
     """Make sure that every form with a packed weight has an entry that is legal at any size.
 
     The form's body cannot read a packed weight, so one grid point takes an unconditional kernel where that costs least.
+    A form without dims has no other sizes, so its one kernel is enough.
     """
     forms = sorted({site.form for task in group for site in task.sites if winners[task.key].layouts})
     for form in forms:
         tasks = [task for task in group if any(site.form == form for site in task.sites)]
         if any(winners[task.key].unconditional for task in tasks):
+            continue
+        if all(not site.dims for task in tasks for site in task.sites if site.form == form):
             continue
         swaps = [
             (task.weight * (f.median_us - winners[task.key].median_us), task.key, f)

@@ -65,6 +65,17 @@ def test_a_packed_weight_keeps_a_kernel_for_any_size():
     assert names(plan, [extern(), picky], [extern(), picky]) == ["aten", "aten"]
 
 
+def test_a_form_without_dims_needs_no_fallback():
+    plan = linear_plan(1)
+    fixed = tuple(
+        msgspec.structs.replace(t, sites=tuple(msgspec.structs.replace(s, dims=()) for s in t.sites))
+        for t in plan.tasks
+    )
+    picky = [extern(), finalist("picky", 4.0, "mkl:1", unconditional=False)]
+    assert names(plan, picky) == ["aten"]
+    assert names(msgspec.structs.replace(plan, tasks=fixed), picky) == ["picky"]
+
+
 def test_packing_is_written_into_the_weight_and_leaves_the_form():
     plan = linear_plan(1)
     settled = settle_layouts(plan, {plan.tasks[0].key: [extern(), finalist("packed", 5.0, "mkldnn")]})

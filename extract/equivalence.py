@@ -11,6 +11,7 @@ from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
@@ -91,13 +92,30 @@ def check_equivalence(request: Request, lower: Lower) -> tuple[Comparison, ...]:
 
 
 def _check_small(request: Request, lower: Lower, config: Any, model: torch.nn.Module) -> list[Comparison]:
-    small = _small_request(request)
-    source = TransformersSource(config={}, architecture=request.source.architecture)  # type: ignore[union-attr]
-    runs = _executors([lower(t) for t in trace_config(small, source, config)], model)
+    traces = _trace_small(request, config)
+    runs = _executors([lower(t) for t in traces], model)
     if request.task == "causal-lm":
         return compare_decoder(runs, model, config)
     call = partial(model, **forward_settings(model))
     return [c for run in runs.values() for c in _compare_forward(run, call, _own_sizes(run.program))]
+
+
+def _trace_small(request: Request, config: Any) -> tuple[Trace, ...]:
+    """Trace a small copy; empty when its inputs, whose fixed sizes are the large model's, do not fit it."""
+    small = _small_request(request)
+    source = TransformersSource(config={}, architecture=request.source.architecture)  # type: ignore[union-attr]
+    if not request.inputs:
+        return trace_config(small, source, config)
+    try:
+        traces = trace_config(msgspec.structs.replace(small, inputs=()), source, config)
+        if {i.name for i in traces[0].program.inputs} == {i.name for i in request.inputs}:
+            return traces
+    except SourceError:
+        pass  # its own inputs cannot be derived
+    try:
+        return trace_config(small, source, config)
+    except TraceError:
+        return ()
 
 
 def _check_factory(request: Request, source: FactorySource, lower: Lower) -> list[Comparison]:
@@ -185,11 +203,17 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 def _small_request(request: Request) -> Request:
-    grids = {"batch": (1, 2), "sequence": (1, 7), "context": (8,)}
-    phases = tuple(Phase(p.name, {s: grids.get(s, v) for s, v in p.grid.items()}, p.weight) for p in request.phases)
-    return Request(
-        request.source, "float32", request.task, phases, request.inputs, max_length=16, max_batch=4, rules=request.rules
+    """Ask for small sizes, several of each symbol that has several in the grid."""
+    small = {"batch": (1, 2), "sequence": (1, 7), "context": (8,)}
+    asked: dict[str, set[int]] = {}
+    for phase in request.phases:
+        for symbol, values in phase.grid.items():
+            asked.setdefault(symbol, set()).update(values)
+    phases = tuple(
+        Phase(p.name, {s: small.get(s, v)[-min(len(asked[s]), 2) :] for s, v in p.grid.items()}, p.weight)
+        for p in request.phases
     )
+    return msgspec.structs.replace(request, dtype="float32", phases=phases, max_length=16, max_batch=4)
 
 
 def _executors(traces: list[Trace], weights: WeightSource) -> dict[str, Executor]:

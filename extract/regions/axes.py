@@ -286,7 +286,8 @@ class Axes:
         if call.op == "aten.linear.default":
             self._unify(a[-1], b[1])
             self._single(a[-1], "a matmul's sum")
-            self._single(b[0], "a matmul's columns")
+            if b[0]:
+                self._single(b[0], "a matmul's columns")
             for vector in bias:
                 self._unify(b[0], self.dims(vector)[-1])
             return [*a[:-1], b[0]]
@@ -294,7 +295,8 @@ class Axes:
             raise Misfit("a product with a vector")
         self._unify(a[-1], b[-2])
         self._single(a[-1], "a matmul's sum")
-        self._single(b[-1], "a matmul's columns")
+        if b[-1]:
+            self._single(b[-1], "a matmul's columns")
         lead: Dims = []
         for back in range(3, len(self._types[result].shape) + 1):
             options = [d[-back] for d in (a, b) if back <= len(d) and d[-back]]

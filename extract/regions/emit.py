@@ -215,8 +215,6 @@ class Emitter:
         dims: list[Track | None] = [tracks[i] for i in over]
         summed = self._summed(name)
         dims.insert(len(dims) - 1 if sum_first else len(dims), summed)
-        if len(dims) == 1:  # a single row
-            dims.insert(0, None)
         shape = tuple(1 if t is None else t.size.dim for t in dims)
         self.types[name] = make_type(self._program_types[name].dtype, shape, _filled(dims))
 
@@ -249,7 +247,7 @@ class Emitter:
         type_ = self._program_types[name]
         shape, _ = self._shape(name, runs)
         if self._matmuls:
-            shape = [*[1] * (max(self._loops.count, 2) - len(shape)), *shape]
+            shape = [*[1] * (self._loops.count - len(shape)), *shape]
         elif not shape and type_.shape:
             shape = [1]
         made = self._name[name]

@@ -4,7 +4,7 @@ Loops are ordered as memory runs through the widest result, the reduced loop las
 value runs over both or neither and every operand has them back to back in memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tune_model.extract.algebra import Polynomial, polynomial
@@ -31,8 +31,6 @@ class Loops:
 
     Attributes:
         count: How many there are; a matmul's sum is not among them.
-        reduced: Whether the last one is reduced or normalised over.
-        lead: For matmuls: how many loops lie before the columns (and, in a batched one, before the rows).
     """
 
     def __init__(self, axes: Axes, types: Mapping[str, TensorType], groups: tuple[tuple[int, ...], ...]) -> None:
@@ -41,7 +39,6 @@ class Loops:
         self._group = {place: i for i, places in enumerate(groups) for place in places}
         self._inner = {places[-1] for places in groups if places}
         self.count = len(groups)
-        self.reduced = bool(groups) and any(axes.place(a) == groups[-1][-1] for a in _atoms(axes) if a in axes.reduced)
 
     def index(self, axis: int) -> int | None:
         """Return which loop an axis belongs to; `None` for a matmul's sum."""
@@ -90,14 +87,7 @@ def _in_memory_order(axes: Axes, types: Mapping[str, TensorType], name: str) -> 
 def _order(
     axes: Axes, types: Mapping[str, TensorType], calls: Sequence[Call], results: Sequence[str], operands: Sequence[str]
 ) -> list[int]:
-    matmul = next((c for c in calls if classify(c) is OpClass.MATMUL), None)
-    if matmul is not None:
-        name = matmul.results[0] or ""
-        order = _in_memory_order(axes, types, name)
-        columns = [axes.place(a) for a in axes.dims(name)[-1]]
-        rows = [] if matmul.op == "aten.linear.default" else [axes.place(a) for a in axes.dims(name)[-2]]
-        ends = [*rows, *columns]
-        return [p for p in order if p not in ends] + ends
+    """Return the places of a region without a matmul in loop order."""
     made = [r for c in calls for r in c.results if r is not None]
     widest = max([*results, *made, *operands], key=lambda n: len(axes.places(n)))
     order = _in_memory_order(axes, types, widest)
@@ -135,24 +125,44 @@ def find_loops(
     Raises:
         Misfit: A value runs over a loop that the widest value does not have.
     """
-    order = _order(axes, types, calls, results, operands)
-    summed: set[int] = set()
-    for call in calls:
-        if classify(call) is OpClass.MATMUL:
-            summed |= {axes.place(a) for a in axes.dims(tensor_refs(call.args)[0])[-1]}
-    covered = set(order)
-    if any(axes.places(name) - covered - summed for name in axes.values):
-        raise Misfit("no value runs over all loops")
     plain = _plain(axes)
-    groups: list[list[int]] = []
-    for place in order:
-        if (
-            groups
-            and place in plain
-            and groups[-1][-1] in plain
-            and _joinable(axes, types, groups[-1][-1], place, operands)
-        ):
-            groups[-1].append(place)
-        else:
-            groups.append([place])
-    return Loops(axes, types, tuple(tuple(g) for g in groups))
+
+    def joined(places: Sequence[int]) -> list[tuple[int, ...]]:
+        groups: list[list[int]] = []
+        for place in places:
+            before = groups[-1][-1] if groups else None
+            if {before, place} <= plain and before is not None and _joinable(axes, types, before, place, operands):
+                groups[-1].append(place)
+            else:
+                groups.append([place])
+        return [tuple(g) for g in groups]
+
+    matmul = next((c for c in calls if classify(c) is OpClass.MATMUL), None)
+    if matmul is None:
+        groups = joined(_order(axes, types, calls, results, operands))
+        covered = {p for g in groups for p in g}
+    else:
+        groups = _matmul_loops(axes, types, matmul, joined)
+        covered = {p for g in groups for p in g} | {axes.place(a) for a in axes.dims(tensor_refs(matmul.args)[0])[-1]}
+    if any(axes.places(name) - covered for name in axes.values):
+        raise Misfit("no value runs over all loops")
+    return Loops(axes, types, tuple(groups))
+
+
+def _matmul_loops(
+    axes: Axes, types: Mapping[str, TensorType], matmul: Call, joined: Callable[[Sequence[int]], list[tuple[int, ...]]]
+) -> list[tuple[int, ...]]:
+    """Return the loops of a matmul: batches, rows, columns. Rows and columns are there even when there is only one."""
+    name = matmul.results[0] or ""
+    dims = axes.dims(name)
+    columns = [axes.place(a) for a in dims[-1]]
+    rows = [] if matmul.op == "aten.linear.default" else [axes.place(a) for a in dims[-2]]
+    lead = [p for p in _in_memory_order(axes, types, name) if p not in {*rows, *columns}]
+    groups = joined([*lead, *rows])
+    if rows and not set(rows) <= set(groups[-1]):
+        raise Misfit("rows that are no single loop")
+    if not groups or (not rows and matmul.op != "aten.linear.default"):
+        groups.append(())
+    if len(columns) > 1:
+        raise Misfit("columns that are no single loop")
+    return [*groups, tuple(columns)]

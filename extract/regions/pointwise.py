@@ -76,7 +76,7 @@ def _same_work(partition: Partition, maker: int, reader: int) -> bool:
     if OpClass.JOIN in {partition.classes[maker], partition.classes[reader]}:
         return True
     steps = partition.graph.steps
-    if not steps[maker].results or not steps[reader].results:
+    if None in {*steps[maker].results[:1], *steps[reader].results[:1]} or not steps[reader].results:
         return False
     made = partition.elements(steps[maker].results[0] or "")
     asked = partition.elements(steps[reader].results[0] or "")

@@ -41,7 +41,7 @@ def _backwards(partition: Partition, formed: Formed) -> Formed:
         grown = partition.try_form("reduction", {*formed.members, step})
         if grown is None or len(grown.region.results) > MAX_RESULTS or not _keeps_rows(formed, grown):
             continue
-        if _is_on_rows(partition, grown, step):
+        if _is_on_rows(partition, grown, step) and _crossings(grown) <= _crossings(formed):
             formed = grown
     return formed
 
@@ -104,6 +104,12 @@ def _reader(partition: Partition, members: Collection[int]) -> int | None:
         if partition.is_free(first) and partition.classes[first] in _JOINS:
             return first
     return None
+
+
+def _crossings(formed: Formed) -> int:
+    """Count operands whose rows do not lie along memory: a transpose is better made by a pointwise region."""
+    types = [p.type for p in formed.canonical.form.parameters]
+    return sum(t.strides is not None and t.shape[-1] != 1 and t.strides[-1] not in {0, 1} for t in types)
 
 
 def _keeps_rows(before: Formed, after: Formed) -> bool:

@@ -12,6 +12,7 @@ from tune_model.extract.algebra import polynomial, same_all
 from tune_model.extract.layout import dim_arg, in_order_of, is_row_major, make_type, size_args, view
 from tune_model.extract.regions.vocabulary import OpClass, classify
 from tune_model.extract.rewrite.graph import Graph, map_refs, refs
+from tune_model.extract.rewrite.relayout import relayout
 from tune_model.runtime.expression import Dim
 from tune_model.runtime.program import Call, Items, Program, Ref, TensorType
 
@@ -56,7 +57,7 @@ def join_heads(program: Program) -> Program:
         if any(classify(graph.steps[p.first]) is OpClass.POINTWISE for p in pairs):
             _join(graph, first, second, pairs, values)
             used |= {a.value, b.value}
-    return graph.finish()
+    return relayout(graph.finish())
 
 
 def _all_heads(graph: Graph) -> Iterator[_Heads]:

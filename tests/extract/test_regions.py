@@ -167,6 +167,19 @@ def test_batched_matmuls_join_their_batch_dims():
     assert softmax.parameters[0].type.shape == ("d0", "d1")
 
 
+def test_a_single_row_or_column_is_still_a_dim():
+    """Attention pooling: one query per batch. Its batch was taken for the rows."""
+
+    def pooled(q, k, w):
+        scores = torch.softmax(torch.bmm(q, k.transpose(1, 2)), -1)
+        return torch.bmm(scores, k), F.linear(q.squeeze(1)[:1], w), F.linear(k, w[:1])
+
+    q, k = normal(6, 1, 8), normal(6, 5, 8)
+    program = grouped(Function(pooled, (16, 8)), q=(q, ("batch", 1, 8)), k=(k, ("batch", "sequence", 8)))
+    matmuls = [f for f in forms(program) if f.kind == "matmul"]
+    assert {f.results[0].type.shape for f in matmuls} == {("d0", 1, "d1"), ("d0", 1, 8), (1, 16), ("d0", 1)}
+
+
 # ---------------------------------------------------------------------------------------------------------- reductions
 
 

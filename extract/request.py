@@ -68,7 +68,8 @@ class Phase(msgspec.Struct, frozen=True):
 
     Attributes:
         name: `prefill` and `decode` for causal-lm; `forward` otherwise.
-        grid: Values of each symbol (`batch`, `sequence`, `context`, or those of `Request.inputs`); the grid is their product.
+        grid: Values of each symbol (`batch`, `sequence`, `context`, or those of `Request.inputs`); their product is
+            the grid.
         weight: Relative share of the deployment's time budget.
     """
 

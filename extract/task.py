@@ -1,7 +1,7 @@
 """What extract hands to tune: the programs of a model and the unique tasks with how often each runs.
 
-Types only. A `Task` is a concrete form (`bind_form` at one grid point) plus the numeric rules it must respect; its key is
-the same whatever model, layer, phase or transformers version it came from.
+Types only. A `Task` is a concrete form (`bind_form` at one grid point) plus the numeric rules it must respect; its key
+is the same whatever model, layer, phase or transformers version it came from.
 """
 
 import hashlib

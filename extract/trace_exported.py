@@ -48,7 +48,7 @@ def trace_exported(request: Request) -> tuple[Trace, ...]:
             )
             return import_functional(exported, Interface(name, settled, _outputs(exported), _weights(exported), {}))
 
-        trace = fix_single_sizes(request.phases, attempt)
+        trace = fix_single_sizes(f"{source.path}, {phase.name}", request.phases, attempt)
         check_grid(trace.program, phase, source.path)
         notes = ("imported from a saved torch.export program", *trace.notes)
         traces.append(trace._replace(notes=tuple(f"{phase.name}: {n}" for n in notes)))

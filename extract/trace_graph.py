@@ -98,18 +98,20 @@ def trace_graph(entry: Entry, phases: Iterable[Phase], sizes: Mapping[str, int])
     Raises:
         TraceError: The model cannot be exported, or is only right for some of the grid.
     """
-    return fix_single_sizes(phases, lambda fixed: _trace(entry, sizes, fixed))
+    return fix_single_sizes(f"{entry.model}, {entry.phase}", phases, lambda fixed: _trace(entry, sizes, fixed))
 
 
-def fix_single_sizes(phases: Iterable[Phase], attempt: Callable[[Mapping[str, int]], Trace]) -> Trace:
+def fix_single_sizes(what: str, phases: Iterable[Phase], attempt: Callable[[Mapping[str, int]], Trace]) -> Trace:
     """Trace, and where a symbol turns out to be specialised and the grid has one value for it, trace at that value.
 
     Args:
+        what: Model and phase, for messages.
         phases: Whose grids say which values each symbol takes.
-        attempt: Traces with some symbols fixed.
+        attempt: Imports a graph with some symbols fixed.
 
     Raises:
         SpecialisedError: A symbol is specialised that needs several values.
+        TraceError: The graph cannot be imported.
     """
     phases = tuple(phases)
     fixed: dict[str, int] = {}
@@ -119,9 +121,13 @@ def fix_single_sizes(phases: Iterable[Phase], attempt: Callable[[Mapping[str, in
         except SpecialisedError as error:
             grid = {v for p in phases for v in p.grid.get(error.symbol, ())}
             if error.symbol in fixed or len(grid) != 1:
-                raise
+                raise SpecialisedError(f"{what}: {error}", error.symbol) from error
             fixed[error.symbol] = grid.pop()
             continue
+        except UnknownAttentionError:
+            raise
+        except TraceError as error:
+            raise TraceError(f"{what}: {error}") from error
         notes = tuple(f"{name} is fixed at {value}: the model specialises it" for name, value in fixed.items())
         return trace._replace(notes=(*trace.notes, *notes))
 
@@ -141,7 +147,7 @@ def _trace(entry: Entry, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> 
         dynamic[given.name] = {i: ExportDim.AUTO for i, d in enumerate(given.dims) if isinstance(d, str)}
         named.append(given)
     outputs: list[str] = []
-    exported = _export(entry, _Function(entry, outputs), examples, dynamic)
+    exported = _export(_Function(entry, outputs), examples, dynamic)
     interface = Interface(
         phase=entry.phase,
         inputs=tuple(named),
@@ -153,7 +159,7 @@ def _trace(entry: Entry, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> 
 
 
 def _export(
-    entry: Entry, function: torch.nn.Module, examples: dict[str, torch.Tensor], dynamic: dict[str, dict[int, object]]
+    function: torch.nn.Module, examples: dict[str, torch.Tensor], dynamic: dict[str, dict[int, object]]
 ) -> ExportedProgram:
     try:
         with torch.no_grad(), warnings.catch_warnings(), _quiet("torch.export", "torch._subclasses.fake_tensor"):
@@ -162,12 +168,10 @@ def _export(
     except UnknownAttentionError:
         raise
     except TuneModelError as error:
-        raise TraceError(f"{entry.model}, {entry.phase}: {error}") from error
+        raise TraceError(str(error)) from error
     except Exception as error:  # whatever the model's code or the tracer raises
         text = " ".join(str(error).split())
-        raise TraceError(
-            f"{entry.model}, {entry.phase}, cannot be traced: {type(error).__name__}: {text[:600]}"
-        ) from error
+        raise TraceError(f"it cannot be traced: {type(error).__name__}: {text[:600]}") from error
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from small_models import DECODERS, SIZES, WHISPER, decoder, forward, inputs
 
 from tune_model.extract.equivalence import EquivalenceError, check_equivalence
 from tune_model.extract.plan import lower
-from tune_model.extract.request import FactorySource, Phase, Request
+from tune_model.extract.request import FactorySource, ModelInput, Phase, Request
 from tune_model.extract.trace import Trace
 from tune_model.runtime.program import Call
 
@@ -91,3 +91,18 @@ def without(op: str, change):
 def test_a_wrong_program_is_noticed(model_type, op, change):
     with pytest.raises(EquivalenceError, match="differs from the eager model"):
         check_equivalence(decoder(model_type), without(op, change))
+
+
+def test_inputs_with_names_and_sizes_of_their_own_are_compared_too():
+    """A speech model's frames are fixed by its configuration, so the small copy has fewer; the words' are free."""
+    request = forward(WHISPER, architecture="WhisperForConditionalGeneration", batch=(1, 2), tokens=(4, 8))
+    features = ModelInput("input_features", ("batch", 80, 40), "float32")
+    tokens = ModelInput("decoder_input_ids", ("batch", "tokens"), "int64")
+    assert check_equivalence(msgspec.structs.replace(request, inputs=(features, tokens)), raw)
+
+
+@pytest.mark.slow
+def test_a_size_that_is_specialised_and_has_one_value_is_compared_at_one_value():
+    config = {"model_type": "mamba", **SIZES}
+    request = forward(config, architecture="MambaForCausalLM", batch=(1, 2), sequence=(4,))
+    assert check_equivalence(request, raw)

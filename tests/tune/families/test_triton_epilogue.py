@@ -14,7 +14,6 @@ from tune_model.runtime.replay import slot_sizes, unmet
 from tune_model.tune.candidate import Built, Effort, Rejected
 from tune_model.tune.families.triton_epilogue import FAMILY
 
-
 HOPPER = cuda_target(90)
 
 

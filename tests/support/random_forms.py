@@ -61,14 +61,18 @@ class _Maker:
                     return b.call("flip.default", x, [-1])
                 parts = [b.call("slice.Tensor", x, -1, cut, last), b.call("slice.Tensor", x, -1, 0, cut)]
                 return b.call("cat.default", [b.call("neg.default", parts[0]), parts[1]], -1)
-            case "reshape":
-                flat = b.call("reshape.default", self.pick(), [-1, last // 2, 2])
-                mixed = b.call("add.Tensor", flat, b.call("flip.default", flat, [2]))
-                return b.call("reshape.default", mixed, self.shape)
-            case "swap":
-                turned = b.call("transpose.int", self.pick(), 0, -1)
-                return b.call("transpose.int", b.call("mul.Tensor", turned, 1.5), 0, -1)
+            case "reshape" | "swap":
+                return self.view_step()
         return self.row_step()
+
+    def view_step(self) -> Ref:
+        b, x, last = self.builder, self.pick(), self.shape[-1]
+        if self.random.random() < 0.5:
+            turned = b.call("transpose.int", x, 0, -1)
+            return b.call("transpose.int", b.call("mul.Tensor", turned, 1.5), 0, -1)
+        flat = b.call("reshape.default", x, [-1, last // 2, 2])
+        mixed = b.call("add.Tensor", flat, b.call("flip.default", flat, [2]))
+        return b.call("reshape.default", mixed, self.shape)
 
     def row_step(self) -> Ref:
         b, x = self.builder, self.pick()

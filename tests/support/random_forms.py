@@ -42,7 +42,7 @@ class _Maker:
     def pick(self) -> Ref:
         return self.random.choice(self.values)
 
-    def step(self) -> Ref:  # noqa: PLR0911 (one return per kind of step)
+    def step(self) -> Ref:
         b, last = self.builder, self.shape[-1]
         match self.random.choice(("unary", "binary", "binary", "scalar", "where", "rotate", "reshape", "swap", "row")):
             case "unary":

@@ -54,7 +54,7 @@ def at_one_token(prefill: Trace) -> Trace | None:
         values={name: type_ for name, type_ in values.items() if name in made},
         outputs=outputs,
     )
-    return prefill._replace(program=decode)
+    return prefill._replace(program=decode, notes=(*prefill.notes, "prefill's graph at one token"))
 
 
 def _dim(dim: Dim) -> Dim:

@@ -67,7 +67,9 @@ def test_windows_and_soft_caps_are_arguments():
     assert found == [(0.0625, 4, 50.0), (0.0625, None, 50.0)]
 
 
-@pytest.mark.parametrize("model_type", ["gemma2", "gpt2", pytest.param("mixtral", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model_type", ["gpt2", *(pytest.param(m, marks=pytest.mark.slow) for m in ("llama", "gemma2", "mixtral"))]
+)
 def test_decode_derived_from_prefill_is_what_tracing_one_token_gives(model_type):
     derived = trace_transformers(decoder(model_type))[1]
     (traced,) = trace_transformers(decoder(model_type, phases=("decode",)))

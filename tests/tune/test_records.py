@@ -3,13 +3,10 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from record_writer import timing, write_many
 
 from tune_model.tune.candidate import Candidate, Rejected
-from tune_model.tune.records import Finalist, Outcome, Records, RecordsError, Refusal, Row, Timing, parse_rows
-
-
-def timing(us: float, rung: int = 0, name: str = "gemv") -> Timing:
-    return Timing(Candidate(name, (("block", 64), ("hint", "first"))), rung, "race", us, us, us, 3, 0.001)
+from tune_model.tune.records import Finalist, Outcome, Records, RecordsError, Refusal, Row, parse_rows
 
 
 OUTCOME = Outcome((Finalist(Candidate("aten"), (), 10.0, 1.0, 1.0, 1.0, 1, unconditional=True),))
@@ -113,13 +110,6 @@ def test_a_place_that_cannot_hold_it_is_one_clear_error(tmp_path: Path):
         Records(tmp_path / "file" / "records.sqlite")
     with pytest.raises(RecordsError, match="--records"):
         Records(tmp_path)
-
-
-def write_many(path: Path, start: int) -> None:
-    records = Records(path)
-    for number in range(start, start + 50):
-        records.add(f"k{number}", "task", timing(float(number)))
-    records.close()
 
 
 def test_several_tuners_share_one_database(path: Path):

@@ -347,6 +347,17 @@ def test_queries_and_keys_are_rotated_together():
     assert program.values[next(s for s in program.steps if s.op == "aten.cat.default").results[0]].shape[1] == 6
 
 
+def test_views_of_rotated_heads_follow_them():
+    """Their types kept the strides from before the heads were joined, and the views read other heads."""
+
+    def flattened(*given):
+        q, k, _ = rotated(*given)
+        return q.transpose(1, 2).flatten(2).exp(), k.transpose(1, 2).flatten(2)
+
+    module = Function(flattened, (64, 16), (8,))
+    check(module, [spell, settle_layouts, join_heads], x=(normal(2, 3, 16), ("batch", "sequence", 16)))
+
+
 def test_what_differs_between_queries_and_keys_stays_apart():
     inputs = {"x": (normal(2, 3, 16), ("batch", "sequence", 16))}
     module = Function(lambda *t: rotated(*t, shared=False), (64, 16), (8,))

@@ -35,7 +35,6 @@ def raw_program(module: Function, **inputs: Example) -> Program:
     dynamic = [{i: Dim.AUTO for i, d in enumerate(dims) if isinstance(d, str)} for _, dims in inputs.values()]
     example = tuple(t for t, _ in inputs.values())
     exported = torch.export.export(module, example, dynamic_shapes=(tuple(dynamic),), strict=False)
-    exported = exported.run_decompositions({})
     outputs = exported.graph_signature.output_specs
     names = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     interface = Interface(

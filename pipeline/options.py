@@ -1,5 +1,7 @@
 """Options that several commands share, so that they read and behave alike."""
 
+from pathlib import Path
+
 import click
 
 from tune_model.pipeline.config import Override, parse_override
@@ -21,12 +23,21 @@ effort_option = click.option(
     default=None,
     help="How much of the space is searched; overrides search.effort.",
 )
+
+
+def _weights_path(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    from tune_model.pipeline.request import model_folder
+
+    return None if value is None else str(model_folder(value, Path.cwd()))
+
+
 weights_option = click.option(
     "--weights",
     "weights_path",
     metavar="PATH",
     default=None,
-    help="Folder or file of safetensors; without it the model's own, or seeded random ones where it has none.",
+    callback=_weights_path,
+    help="Folder or file of safetensors, or package:NAME/FOLDER; without it the model's own, or seeded random ones.",
 )
 
 

@@ -17,7 +17,7 @@ from tune_model.pipeline.config import Config, ExportedModel, TorchModel, Transf
 from tune_model.pipeline.config.rules import forward_grid
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["ModelNotFoundError", "make_request"]
+__all__ = ["ModelNotFoundError", "make_request", "model_folder"]
 
 
 class ModelNotFoundError(TuneModelError):
@@ -70,7 +70,7 @@ def _source(model: TransformersModel | TorchModel | ExportedModel, folder: Path)
         return ExportedSource(str(_existing(folder / model.path)))
     if model.config is not None:
         return TransformersSource(config=model.config, architecture=model.architecture)
-    place = _hub_folder(model.hub, model.revision) if model.hub is not None else _model_folder(model.path or "", folder)
+    place = _hub_folder(model.hub, model.revision) if model.hub is not None else model_folder(model.path or "", folder)
     return TransformersSource(folder=str(place), architecture=model.architecture)
 
 
@@ -81,7 +81,12 @@ def _existing(path: Path) -> Path:
     return path.resolve()
 
 
-def _model_folder(text: str, folder: Path) -> Path:
+def model_folder(text: str, folder: Path) -> Path:
+    """Return a model's place: a path from `folder`, or `package:NAME/FOLDER` inside an installed Python package.
+
+    Raises:
+        ModelNotFoundError: It is not there.
+    """
     if not text.startswith("package:"):
         return _existing(folder / text)
     name, _, inner = text.removeprefix("package:").partition("/")

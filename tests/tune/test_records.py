@@ -8,7 +8,6 @@ from record_writer import timing, write_many
 from tune_model.tune.candidate import Candidate, Rejected
 from tune_model.tune.records import Finalist, Outcome, Records, RecordsError, Refusal, Row, parse_rows
 
-
 OUTCOME = Outcome((Finalist(Candidate("aten"), (), 10.0, 1.0, 1.0, 1.0, 1, unconditional=True),))
 
 

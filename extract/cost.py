@@ -12,6 +12,8 @@ _MATMULS = frozenset({"aten.linear.default", "aten.mm.default", "aten.bmm.defaul
 _ATTENTION = frozenset(
     {"aten.scaled_dot_product_attention.default", "tune_model.cached_attention", "tune_model.causal_attention"}
 )
+_WINDOW = {"tune_model.cached_attention": 5, "tune_model.causal_attention": 4}
+"""Where the sliding window is among an attention's arguments."""
 
 
 def element_bytes(dtype: str) -> int:
@@ -46,19 +48,12 @@ def visible_keys(form: Form) -> int:
     for call in form.body:
         if call.op not in _ATTENTION:
             continue
-        q, k, *_ = _operands(call, slots)
-        length = _sizes(k.type.shape)[2]
-        if call.op == "tune_model.cached_attention":
-            positions = next((p for p in _operands(call, slots)[3:4]), None)
-            if positions is not None and positions.values is not None:
-                length = min(length, evaluate(positions.values.high, {}) + 1)
-        window = call.args[5] if len(call.args) > 5 and call.op != "tune_model.causal_attention" else None
-        if call.op == "tune_model.causal_attention":
-            window = call.args[4] if len(call.args) > 4 else None
-        if isinstance(window, int) and call.op.startswith("tune_model."):
-            length = min(length, window)
-        del q
-        return length
+        operands = _operands(call, slots)
+        length = _sizes(operands[1].type.shape)[2]
+        if call.op == "tune_model.cached_attention" and (values := operands[3].values) is not None:
+            length = min(length, evaluate(values.high, {}) + 1)
+        window = call.args[_WINDOW[call.op]] if len(call.args) > _WINDOW.get(call.op, len(call.args)) else None
+        return min(length, window) if isinstance(window, int) else length
     return 0
 
 

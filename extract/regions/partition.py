@@ -6,7 +6,7 @@ that write a cache keep their order to every other step on that cache.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tune_model.extract.algebra import Polynomial, polynomial
 from tune_model.extract.layout import VIEWS, view
@@ -17,7 +17,7 @@ from tune_model.extract.regions.region import Operand, Region
 from tune_model.extract.regions.vocabulary import OpClass, classify
 from tune_model.extract.rewrite.graph import MUTATING, READ_BY_CALLER, Graph, map_refs, refs
 from tune_model.runtime.expression import product
-from tune_model.runtime.program import Arg, Call, FormKind, Items, Program, Ref, TensorType, ValueRange
+from tune_model.runtime.program import Arg, Call, FormKind, Items, Program, Ref, TensorType
 
 __all__ = ["Formed", "Partition"]
 
@@ -212,11 +212,12 @@ class Partition:
         root = self._root(value)
         given = next(v for v in reversed(self.chain(value)) if self._root(v).offset == root.offset)
         source = self._inputs.get(root.name)
-        role = "weight" if root.name in self.graph.weights else "activation"
-        values: ValueRange | None = None if source is None else source.values
+        role: Literal["activation", "weight", "cache"] = "activation"
         if source is not None and source.role == "cache":
-            return Operand(name, given, self.graph.type(value), "cache", values)
-        return Operand(name, given, self.graph.type(value), "weight" if role == "weight" else "activation", values)
+            role = "cache"
+        elif root.name in self.graph.weights:
+            role = "weight"
+        return Operand(name, given, self.graph.type(value), role, None if source is None else source.values)
 
     def same_memory(self, a: str, b: str) -> bool:
         """Say whether two values are the same view of the same memory."""

@@ -1,5 +1,6 @@
 """Which steps become one form, what the form looks like, and that the values stay the same."""
 
+import msgspec
 import pytest
 import torch
 from raw_programs import Example, Function, raw_program, relative_error, run
@@ -7,6 +8,7 @@ from torch.nn import functional as F  # noqa: N812 - what it is called everywher
 
 from tune_model.extract.regions.group import group
 from tune_model.extract.rewrite import rewrite
+from tune_model.extract.rewrite.common import share_common_calls
 from tune_model.runtime.program import (
     Apply,
     Call,
@@ -406,6 +408,18 @@ def test_a_second_append_is_not_moved_across_a_read():
     program = group(raw).program
     assert [body(f) for f in forms(program)] == [["append_kv", "cached_attention"]] * 2
     assert [s.outputs for s in program.steps] == [("first",), ("second",)]
+
+
+def test_equal_reads_of_a_cache_are_not_shared_across_an_append():
+    copies = [Call("aten.neg.default", (Ref("kc"),), (), (n,)) for n in ("old", "new")]
+    raw = cache_program(copies[0], APPEND, copies[1])
+    raw = msgspec.structs.replace(raw, values=dict.fromkeys(("old", "new"), CACHE))
+    program = group(share_common_calls(raw)).program
+    given = cache_inputs()
+    expected = run(raw, {n: t.clone() for n, t in given.items()})
+    actual = run(program, {n: t.clone() for n, t in given.items()})
+    assert not torch.equal(*expected)
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
 
 
 def test_attention_reads_its_operands_where_they_are():

@@ -7,15 +7,18 @@ build process by its name. Failure is a value (`Rejected`), never an exception.
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol, get_args
 
 import msgspec
 
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Kernel
+from tune_model.runtime.program import FormKind
 from tune_model.tune.target import Target
 
-__all__ = ["Built", "Candidate", "Config", "Effort", "Family", "Rejected", "label"]
+__all__ = ["ALL_KINDS", "Built", "Candidate", "Config", "Effort", "Family", "Rejected", "label"]
+
+ALL_KINDS: Final[frozenset[FormKind]] = frozenset(get_args(FormKind))
 
 Config = tuple[tuple[str, int | float | str | bool], ...]
 """A family's parameters in a fixed order: `(("block_n", 1), ("block_k", 2048))`."""
@@ -74,10 +77,13 @@ class Family(Protocol):
         name: Unique, a valid identifier; stored in records and artifacts.
         version: Bumped when built code or launch facts change for an unchanged configuration. Together with a hash
             of the family's source files it guards the records.
+        kinds: Of forms that it is about. It is not asked about others, so that a task's rejections list only what
+            could have been.
     """
 
     name: str
     version: int
+    kinds: frozenset[FormKind]
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Say whether this family can implement the task at all; `None` means yes."""

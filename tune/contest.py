@@ -54,6 +54,8 @@ class Contest:
         self.spaces: dict[str, tuple[Config, ...]] = {}
         accepting: list[Family] = []
         for family in shop.families:
+            if task.form.kind not in family.kinds:
+                continue
             reason = family.accepts(task, target)
             if reason is not None:
                 self.refused.append((Candidate(family.name), reason))

@@ -44,7 +44,8 @@ def estimate(plan: Plan, target: Target, families: tuple[Family, ...], effort: E
     """Count candidates and guess the time; needs no device."""
     tasks: list[TaskEstimate] = []
     for planned in plan.tasks:
-        accepting = [f for f in families if f.accepts(planned.task, target) is None]
+        about = [f for f in families if planned.task.form.kind in f.kinds]
+        accepting = [f for f in about if f.accepts(planned.task, target) is None]
         count = sum(len(set(f.configurations(planned.task, target, effort))) for f in accepting)
         tasks.append(TaskEstimate(planned.key, count))
     seconds = estimate_seconds(target, len(tasks), sum(t.candidates for t in tasks), build_workers)

@@ -24,7 +24,7 @@ from tune_model.runtime.program import (
     bind_form,
     fingerprint,
 )
-from tune_model.tune.candidate import Built, Candidate, Config, Effort, Rejected
+from tune_model.tune.candidate import ALL_KINDS, Built, Candidate, Config, Effort, Rejected
 from tune_model.tune.device import Bench, Device, Passed, Samples
 from tune_model.tune.policy import Rung
 from tune_model.tune.target import CpuTarget, Target
@@ -36,6 +36,7 @@ class FakeFamily:
     """Every configuration is the same launch with other `code`; a `RecordedDevice` does not run it."""
 
     version = 1
+    kinds = ALL_KINDS
 
     def __init__(self, name: str, configs: tuple[Config, ...], layout: str = "") -> None:
         self.name = name

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Kernel, Requirement, Within
 from tune_model.runtime.program import Call, Form, Items
-from tune_model.tune.candidate import Built, Config, Effort, Rejected
+from tune_model.tune.candidate import ALL_KINDS, Built, Config, Effort, Rejected
 from tune_model.tune.target import Target
 
 __all__ = ["FAMILY", "Aten", "holds_sizes"]
@@ -41,6 +41,7 @@ class Aten:
 
     name = "aten"
     version = 1
+    kinds = ALL_KINDS
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept everything."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Kernel
-from tune_model.runtime.program import Call
+from tune_model.runtime.program import Call, FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.cpp.emit import Shape
 from tune_model.tune.cpp.rest import build_rest
@@ -22,6 +22,7 @@ class CppEpilogue:
 
     name = "cpp_epilogue"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept a linear layer with pointwise work after it."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Kernel, Within
+from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.cpp.emit import Printed, Unprintable
 from tune_model.tune.cpp.gemv import MOST_ROWS, GemvShape, print_gemv
@@ -24,6 +25,7 @@ class CppGemv:
 
     name = "cpp_gemv"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept few rows of a weight stored [n, k], in float32 or half precision."""

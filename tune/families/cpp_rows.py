@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tune_model.extract.task import Task
+from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.cpp.nests import build_nest, nest_for, nest_space
 from tune_model.tune.target import Target
@@ -15,6 +16,7 @@ class CppRows:
 
     name = "cpp_rows"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"pointwise", "reduction"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept what lowers to a nest with columns."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Kernel, Within
-from tune_model.runtime.program import Arg, Call, Items, Ref
+from tune_model.runtime.program import Arg, Call, FormKind, Items, Ref
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.rest import MatmulParts, take_apart
 from tune_model.tune.target import CpuTarget, Target
@@ -23,6 +23,7 @@ class MklLinear:
 
     name = "mkl_linear"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept float32 linear layers where MKL is the BLAS."""

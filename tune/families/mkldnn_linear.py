@@ -10,7 +10,7 @@ from typing import Final
 
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Kernel, KernelStep, Requirement, Within
-from tune_model.runtime.program import Arg, Call, Form, Items, Ref
+from tune_model.runtime.program import Arg, Call, Form, FormKind, Items, Ref
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.cpp.emit import Shape
 from tune_model.tune.cpp.rest import build_rest
@@ -43,6 +43,7 @@ class MkldnnLinear:
 
     name = "mkldnn_linear"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept forms with one linear layer over a two-dimensional input."""

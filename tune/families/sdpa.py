@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Kernel, Requirement, Within
-from tune_model.runtime.program import Arg, Call, Items, Parameter, Real, Ref, Size, TorchName
+from tune_model.runtime.program import Arg, Call, FormKind, Items, Parameter, Real, Ref, Size, TorchName
 from tune_model.tune.attention import AttentionForm, read_attention
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.target import CudaTarget, Target
@@ -25,6 +25,7 @@ class Sdpa:
 
     name = "sdpa"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"attention"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept attention over whole sequences without window or soft cap."""

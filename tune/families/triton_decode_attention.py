@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Requirement, Within, Workspace
-from tune_model.runtime.program import Parameter, Ref
+from tune_model.runtime.program import FormKind, Parameter, Ref
 from tune_model.tune.attention import AttentionForm, read_attention
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.search_order import thin, with_dependent_launch
@@ -29,6 +29,7 @@ class TritonDecodeAttention:
 
     name = "triton_decode_attention"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"attention"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept cached attention with one query per row and contiguous head dims."""

@@ -11,7 +11,7 @@ import msgspec
 
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Aligned, Kernel, Within
-from tune_model.runtime.program import Call, Ref
+from tune_model.runtime.program import Call, FormKind, Ref
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.rest import MatmulParts, RestKernel, lower_rest, take_apart
 from tune_model.tune.search_order import thin
@@ -34,6 +34,7 @@ class TritonEpilogue:
 
     name = "triton_epilogue"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept a linear layer with pointwise work after it."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tune_model.extract.task import Task
+from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
@@ -20,6 +21,7 @@ class TritonGemv:
 
     name = "triton_gemv"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept products of at most four rows."""

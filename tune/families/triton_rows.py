@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from tune_model.extract.task import Task
 from tune_model.runtime.expression import evaluate, product
+from tune_model.runtime.program import FormKind
 from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.ir import LoopNest
@@ -30,6 +31,7 @@ class TritonRows:
 
     name = "triton_rows"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"pointwise", "reduction"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept what lowers to a nest with columns."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from tune_model.extract.task import Task
+from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
@@ -21,6 +22,7 @@ class TritonSplitK:
 
     name = "triton_split_k"
     version = 1
+    kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
         """Accept products that leave the device idle when they are not split."""

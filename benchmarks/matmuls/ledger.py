@@ -1,0 +1,112 @@
+"""The result file while it is being filled: one row at a time, saved at once, found again by the next run."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+
+from tune_model.pipeline.bench.result import (
+    BenchmarkResult,
+    device_name,
+    library_versions,
+    merge_rows,
+    read_result,
+    today,
+    write_result,
+)
+from tune_model.runtime.errors import TuneModelError
+
+__all__ = ["KEY", "Clock", "Ledger", "OtherMachineError"]
+
+KEY: Final = ("shard", "row")
+"""What tells rows apart."""
+
+Summarise = Callable[[list[dict[str, Any]]], dict[str, float]]
+
+
+class OtherMachineError(TuneModelError):
+    """The file holds results of another device or other library versions."""
+
+
+class Clock:
+    """A time budget."""
+
+    def __init__(self, seconds: float | None, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self.started = now()
+        self.end = None if seconds is None else self.started + seconds
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the start."""
+        return self.now() - self.started
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left; `None` for no limit."""
+        return None if self.end is None else max(0.0, self.end - self.now())
+
+    @property
+    def is_over(self) -> bool:
+        """The budget is spent."""
+        return self.end is not None and self.now() >= self.end
+
+
+class Ledger:
+    """Rows of one benchmark on one device.
+
+    Attributes:
+        path: The file.
+        rows: As in the file.
+    """
+
+    def __init__(self, path: Path, benchmark: str, device: torch.device, command: str, summarise: Summarise) -> None:
+        """Open the file, or begin one.
+
+        Raises:
+            OtherMachineError: The file's rows were measured elsewhere; they do not belong into one table.
+            TuneModelError: The file is no benchmark result.
+        """
+        self.path = path
+        self.summarise = summarise
+        self.head = BenchmarkResult(benchmark, device_name(device), library_versions(), today(), command, [], {})
+        self.rows: list[dict[str, Any]] = []
+        if path.exists():
+            old = read_result(path)
+            for field in ("benchmark", "device", "versions"):
+                seen, expected = getattr(old, field), getattr(self.head, field)
+                if seen != expected:
+                    msg = f"{path}: $.{field} is {seen}; measuring now with {expected}: give another --save"
+                    raise OtherMachineError(msg)
+            self.rows = old.rows
+
+    def row(self, shard: str, name: str) -> dict[str, Any] | None:
+        """Return a row that is there and did not fail."""
+        for row in self.rows:
+            if (row["shard"], row["row"]) == (shard, name) and "failed" not in row:
+                return row
+        return None
+
+    def record(self, shard: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Put a row in the place of its predecessor and save the file."""
+        row = {"shard": shard, "row": name, **{key: _rounded(value) for key, value in values.items()}}
+        self.rows = merge_rows(self.rows, [row], KEY)
+        self.save()
+        return row
+
+    def save(self) -> None:
+        """Write the file, its summary made of the rows there are."""
+        write_result(self.path, msgspec.structs.replace(self.head, rows=self.rows, summary=self.summary))
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """What the rows come to."""
+        return {key: _rounded(value) for key, value in self.summarise(self.rows).items()}
+
+
+def _rounded(value: Any) -> Any:
+    """Keep six digits: more of a time is noise, and the file is read by people."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -245,17 +245,22 @@ def split_k_space(product: Product, target: CudaTarget) -> list[Config]:
     found: list[tuple[float, Config]] = []
     own, anchors = _anchors(product)
     near_to = [(m, n, k, s, w, 1 + x) for m, n, k, s, w, x in own]
-    tiles = dict.fromkeys([t for t in anchors if _fits(product, target)(t)] + _spread(product, target))
+    fits = _fits(product, target)
+    # How near a tile is to an anchor does not depend on the split, and is most of the work here.
+    tiles = {
+        (m, n, k, s, w, x): _nearest((m, n, k, s, w, 1 + x), near_to)
+        for m, n, k, s, w, x in dict.fromkeys([t for t in anchors if fits(t)] + _spread(product, target))
+        if -(-product.m // m) * -(-product.n // n) * 2 <= 8 * target.sm_count
+    }
     for splits in (2, 3, 4, 6, 8, 16):
         waves = _waves(product, target, splits)
-        for tile in tiles:
-            m, n, k, s, w, x = tile
+        for tile, near in tiles.items():
+            m, n, k, *_ = tile
             steps = -(-product.k // k) / splits
             programs = -(-product.m // m) * -(-product.n // n)
             # Too short a range pays for the second pass and fills no pipeline; a full device needs no split.
             if steps < 2 or programs * splits > 8 * target.sm_count:
                 continue
-            near = _nearest((m, n, k, s, w, 1 + x), near_to)
             off = abs(math.log2(programs * splits / (2 * target.sm_count)))
             config = (*_config(tile, 8), ("split_k", splits))
             found.append((near + waves(tile) + off + 0.1 * splits, config))

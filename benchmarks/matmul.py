@@ -8,6 +8,7 @@ Every row is saved as soon as it is measured; a run skips the rows that are in t
 stopped, in the races of a single shape too. benchmarks/README.md says what is measured and how.
 """
 
+import os
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ COMMAND = "PYTHONPATH=src python benchmarks/matmul.py"
 @click.option("--only", multiple=True, metavar="TEXT", help="Rows whose name holds this: 1x4096x6144. May be repeated.")
 @click.option("--target", "spec", default="auto", show_default=True, help="auto, cuda or cpu.")
 @click.option("--effort", default="balanced", show_default=True, type=click.Choice(("quick", "balanced", "thorough")))
+@click.option("--workers", type=int, default=None, help="Build processes; by default as many as there are cores.")
 @click.option("--small", is_flag=True, help="A few tiny shapes, to try the benchmark itself.")
 def main(  # noqa: PLR0913, PLR0917 (one parameter per option)
     shards: tuple[str, ...],
@@ -47,6 +49,7 @@ def main(  # noqa: PLR0913, PLR0917 (one parameter per option)
     only: tuple[str, ...],
     spec: str,
     effort: str,
+    workers: int | None,
     small: bool,
 ) -> None:
     """Measure matmuls and write one result file."""
@@ -67,7 +70,7 @@ def main(  # noqa: PLR0913, PLR0917 (one parameter per option)
     kind = "h200" if "H200" in target.name else device.type
     place = path or Path(__file__).parent / "results" / f"matmul.{kind}.json"
     ledger = Ledger(place, "matmul", device, COMMAND, summarise)
-    shop = Shop(target, folder, Effort(effort))
+    shop = Shop(target, folder, Effort(effort), workers or len(os.sched_getaffinity(0)))
     bench = Bench(ledger, clock, shop, _say, again, only)
     suite = suite_named(small=small)
     failed: list[str] = []

@@ -69,6 +69,7 @@ def _measure(arena: Arena, row: Matmul, tuned: Tuned, machine: Machine) -> dict[
         "k": row.k,
         "owners": list(row.owners),
         "winner": label(winner),
+        "status": tuned.choices[form].status,
         "extern_us": theirs.median_us,
         "ours_us": us,
         "ratio": ratio.median,

@@ -1,6 +1,5 @@
 """Tuning a list of forms with the project's tuner, and its choices by form."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from tune_model.tune.options import TuneOptions
 from tune_model.tune.target import Target
 from tune_model.tune.tuner import tune
 
-__all__ = ["Shop", "Tuned", "UntunedError", "build_workers", "tune_forms"]
+__all__ = ["Shop", "Tuned", "UntunedError", "tune_forms"]
 
 
 class UntunedError(TuneModelError):
@@ -33,12 +32,14 @@ class Shop(msgspec.Struct, frozen=True):
         target: The machine.
         folder: Records and built kernels live here, and survive between runs.
         effort: For everything but the exhaustive race.
+        workers: Build processes.
         isolate: Measure in a process of its own.
     """
 
     target: Target
     folder: Path
     effort: Effort = Effort.BALANCED
+    workers: int = 1
     isolate: bool = True
 
     def options(
@@ -50,7 +51,7 @@ class Shop(msgspec.Struct, frozen=True):
             kernels_path=self.folder / "kernels",
             effort=effort or self.effort,
             budget_s=budget_s,
-            build_workers=build_workers(),
+            build_workers=self.workers,
             isolate=self.isolate,
         )
 
@@ -62,15 +63,18 @@ class Tuned(msgspec.Struct, frozen=True):
         tuning: As the tuner returned it.
         seconds: Wall time from outside, processes and records included.
         choices: By form.
+        cut_short: The task whose race the end of the time may have cut short; its choice is not final.
     """
 
     tuning: Tuning
     seconds: float
     choices: dict[Form, Choice]
+    cut_short: str = ""
 
     def is_searched(self, form: Form) -> bool:
         """Say whether a form's race was run to its end, be it a failure."""
-        return self.choices[form].status != "not searched"
+        choice = self.choices[form]
+        return choice.status != "not searched" and choice.task != self.cut_short
 
     def winner(self, form: Form) -> Candidate:
         """Return a form's winner.
@@ -79,8 +83,8 @@ class Tuned(msgspec.Struct, frozen=True):
             UntunedError: It could not be measured.
         """
         choice = self.choices[form]
-        if choice.status not in {"tuned", "no gain"}:
-            raise UntunedError(f"{choice.status}; expected a finished race")
+        if not self.is_searched(form) or choice.status.startswith("failed"):
+            raise UntunedError(f"the race of {choice.task} is not over or {choice.status}")
         return choice.winner
 
     def contender(self, name: str, form: Form) -> Contender:
@@ -93,11 +97,6 @@ class Tuned(msgspec.Struct, frozen=True):
         return self.choices[form].kernel, self.tuning.code
 
 
-def build_workers() -> int:
-    """Return how many build processes this machine's cores can take."""
-    return max(1, len(os.sched_getaffinity(0)))
-
-
 def tune_forms(
     forms: Sequence[Form], shop: Shop, options: TuneOptions, tell: Callable[[str], None] = lambda _: None
 ) -> Tuned:
@@ -108,23 +107,27 @@ def tune_forms(
         shop: Gives the target.
         options: Records, effort and budget.
         tell: Told a line per task.
+
+    Raises:
+        KeyboardInterrupt: The user asked to stop.
     """
     plan = plan_of(forms)
     labels = {task.key: task.label for task in plan.tasks}
-    count = 0
+    raced: list[str] = []
 
     def report(event: Event) -> None:
-        nonlocal count
-        if isinstance(event, TaskDone) and not event.replayed:
-            count += 1
+        if isinstance(event, TaskDone) and not event.replayed and event.status != "not searched":
+            raced.append(event.task)
             tell(
-                f"  tuned {count}: {labels[event.task]}: {label(event.best)} {event.best_us:.2f} us, "
+                f"  tuned {len(raced)}: {labels[event.task]}: {label(event.best)} {event.best_us:.2f} us, "
                 f"extern {event.baseline_us:.2f} us, {event.status}, {event.seconds:.1f} s"
             )
 
     started = time.monotonic()
     tuning = tune(plan, shop.target, options, report)
     seconds = time.monotonic() - started
+    if tuning.stopped == "interrupted":
+        raise KeyboardInterrupt
     by_key = {choice.task: choice for choice in tuning.choices}
     choices = {planned.task.form: by_key[planned.key] for planned in plan.tasks}
-    return Tuned(tuning, seconds, choices)
+    return Tuned(tuning, seconds, choices, raced[-1] if tuning.stopped and raced else "")

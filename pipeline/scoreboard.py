@@ -87,6 +87,13 @@ def print_scoreboard(tuning: Tuning, out: Console) -> None:
         f"{step_gain(tuning):.2f}x faster than with externs alone",
         markup=False,
     )
+    disturbed = sum(choice.status == "disturbed" for choice in tuning.choices)
+    if disturbed:
+        out.print(
+            f"{disturbed} tasks keep the library because other processes disturbed their times; tune again with "
+            "--recheck on an idle machine",
+            markup=False,
+        )
     if rejected:
         out.print("rejected candidates: " + ", ".join(f"{n} {reason}" for reason, n in rejected), markup=False)
 

@@ -62,9 +62,14 @@ class Builds:
         return self._done[candidate]
 
     def settle(self) -> None:
-        """Wait until nothing is being built for this task, or the budget is spent."""
-        while self._tickets and not self.shop.out_of_time:
-            self._collect()
+        """Wait until nothing is being built, or the budget is spent."""
+        while not self.shop.out_of_time:
+            if self._tickets:
+                self._collect()
+            elif self.shop.pool.wait_idle(0.2):
+                return
+            elif self.shop.stop.is_set():
+                raise InterruptedRaceError
 
     def as_ready(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """Yield candidates as their builds finish; all at the end where builds would disturb the timing."""

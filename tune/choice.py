@@ -52,7 +52,9 @@ class Choice(msgspec.Struct, frozen=True):
         gain_high: Upper end.
         measurements: In the order taken.
         rejections: Every candidate that was out, and why.
-        status: `tuned`, `no gain` (extern stays), `not searched` (budget), or `failed: ...`.
+        status: `tuned`; `no gain` (extern stays); `layout` (the winner is chosen for what its weight's layout gains
+            elsewhere); `disturbed` (extern stays: other processes kept the machine too busy to decide);
+            `not searched` (budget); or `failed: ...`.
     """
 
     task: str

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tune_model.extract.task import PlannedTask
 from tune_model.tune.builds import Builds
-from tune_model.tune.candidate import Built, Candidate, Config, Family, Rejected
+from tune_model.tune.candidate import Built, Candidate, Config, Effort, Family, Rejected
 from tune_model.tune.descent import descend, neighbours
 from tune_model.tune.device import Bench, Samples
 from tune_model.tune.events import CandidateDone
@@ -27,6 +27,9 @@ __all__ = ["Contest"]
 
 _FINAL_RUNG = 100
 """Finals are told from a race's rungs by this number in the records."""
+
+_REPEATS = 3
+"""Of a final that other processes disturb; one that merely drifts is repeated once."""
 
 _WORTH_DESCENDING = {"builds ahead": 48, "builds first": 12}
 """Up to so many configurations are all timed: on a GPU the pool builds ahead, while a descent waits for each step."""
@@ -140,8 +143,11 @@ class Contest:
         checked = self._check(candidate, built)
         if isinstance(checked, Rejected):
             return checked
-        rungs = self.policy.rungs
-        return self.shop.device.time(candidate, built, rungs[min(rung, len(rungs) - 1)])
+        length = self.policy.rungs[min(rung, len(self.policy.rungs) - 1)]
+        samples = self.shop.device.time(candidate, built, length)
+        if isinstance(samples, Samples) and samples.doubtful and self.shop.pause():
+            samples = self.shop.device.time(candidate, built, length)
+        return samples
 
     def _check(self, candidate: Candidate, built: Built) -> Rejected | None:
         self._ensure_open()
@@ -221,6 +227,10 @@ class Contest:
         return outcome
 
     def _run(self) -> Outcome:
+        self.prefetch()
+        self._ensure_open()
+        if not self.shop.overlap:
+            self.builds.settle()
         if self.time(self.baseline, 0) is None:
             refused = self.shop.records.refusal(self.key_of(self.baseline))
             raise _UnmeasurableError(refused or Rejected("launch", "the baseline cannot be timed"))
@@ -230,10 +240,11 @@ class Contest:
             entering = self._descend(name)[:3] if self._descends(name) else configs
             rivals += [c for config in entering if (c := Candidate(name, config)) != self.baseline]
         # One brief timing on a CPU that others share may be far off: only the truly slow are out at once.
-        rules = RaceRules(hopeless=1.5 if self.shop.overlap else 3.0)
-        finalists = race(self.builds.as_ready(rivals), self, rules, self._layouts_of)
+        finalists = 3 if self.shop.options.effort is Effort.QUICK else 5
+        rules = RaceRules(finalists, hopeless=1.5 if self.shop.overlap else 3.0)
+        last = race(self.builds.as_ready(rivals), self, rules, self._layouts_of)
         self.complete = not self.shop.out_of_time
-        outcome = self._final([c for c in finalists if c != self.baseline])
+        outcome = self._final([c for c in last if c != self.baseline])
         if self.complete:
             self.shop.records.add(self.key, self.planned.key, outcome)
         return outcome
@@ -262,7 +273,7 @@ class Contest:
     def _final(self, finalists: list[Candidate]) -> Outcome:
         """Time the finalists interleaved with the extern; one that fails is out, and the rest go again."""
         field = [self.baseline, *finalists]
-        repeated = False
+        repeats = 0
         while True:
             self._mind_interruption()
             entries = self._entries(field)
@@ -276,9 +287,11 @@ class Contest:
                 field = [c for c in field if c not in failed]
                 continue
             samples = {c: r for (c, _), r in zip(entries, results, strict=True) if isinstance(r, Samples)}
-            if not repeated and any(found.disturbed for found in samples.values()):
-                repeated = True
-                continue
+            if repeats < _REPEATS and any(found.disturbed for found in samples.values()):
+                doubtful = any(found.doubtful for found in samples.values())
+                repeats += 1 if doubtful else _REPEATS
+                if not doubtful or self.shop.pause():
+                    continue
             return self._outcome(entries, samples)
 
     def _entries(self, field: Sequence[Candidate]) -> list[tuple[Candidate, Built]]:
@@ -310,6 +323,7 @@ class Contest:
                     gain.high,
                     len(kernel.steps) + len(kernel.workspaces),
                     not kernel.requires,
+                    samples[candidate].doubtful,
                 )
             )
         return Outcome((finalists[0], *sorted(finalists[1:], key=lambda f: -f.gain)))

@@ -47,10 +47,12 @@ class Samples(msgspec.Struct, frozen=True):
     Attributes:
         us: Microseconds per call, one for each sample in the order taken.
         disturbed: Throttling, contention or drift was seen meanwhile.
+        doubtful: Other processes were in the way so much that nothing should be decided by these times.
     """
 
     us: tuple[float, ...]
     disturbed: bool = False
+    doubtful: bool = False
 
 
 class Device(Protocol):

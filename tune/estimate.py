@@ -6,13 +6,13 @@ from typing import Final
 import msgspec
 import torch
 
-from tune_model.extract.task import Plan
+from tune_model.extract.task import Plan, PlannedTask
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.program import TensorType
 from tune_model.tune.candidate import Effort, Family
 from tune_model.tune.target import CudaTarget, Target
 
-__all__ = ["Estimate", "TaskEstimate", "estimate", "estimate_seconds", "program_bytes"]
+__all__ = ["Estimate", "TaskEstimate", "call_us", "estimate", "estimate_seconds", "program_bytes"]
 
 _TASK_S: Final = {"cuda": 0.8, "cpu": 1.0}
 """Inputs, reference and final of one task (H200 and a 2-core server, 2026-11)."""
@@ -58,6 +58,15 @@ def estimate_seconds(target: Target, tasks: int, candidates: int, build_workers:
     building = candidates * _BUILD_S[kind] / max(build_workers, 1)
     measuring = candidates * _MEASURE_S[kind] + tasks * _TASK_S[kind]
     return max(building, measuring) if kind == "cuda" else building + measuring
+
+
+def call_us(planned: PlannedTask, target: Target) -> float:
+    """Guess a call's time before anything is measured, to begin with the tasks where most of it goes."""
+    if isinstance(target, CudaTarget):
+        bytes_per_us, flops_per_us, launch_us = 2e6, 3e8, 3.0
+    else:
+        bytes_per_us, flops_per_us, launch_us = 1e4, 2e4 * target.threads, 5.0
+    return launch_us + max(planned.size_bytes / bytes_per_us, planned.flops / flops_per_us)
 
 
 def program_bytes(plan: Plan) -> dict[str, int]:

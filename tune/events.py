@@ -32,7 +32,7 @@ class TaskStarted(msgspec.Struct, frozen=True, tag="task started"):
     """A task's race begins.
 
     Attributes:
-        index: From 0, in the plan's order.
+        index: From 0, in the order tuned.
         task: Key.
         label: For people.
         candidates: How many compete.
@@ -70,7 +70,7 @@ class TaskDone(msgspec.Struct, frozen=True, tag="task done"):
     """A task's race is over. Which candidate is used is settled at the end, when all readers of a weight are known.
 
     Attributes:
-        index: From 0, in the plan's order.
+        index: From 0, in the order tuned.
         task: Key.
         best: Fastest that beat the extern beyond the noise, else the extern.
         best_us: Its time.

@@ -3,6 +3,7 @@
 Numbers of the protocol live here; the clocks that follow it are `measure_cuda` and `measure_cpu`.
 """
 
+import math
 from typing import Final
 
 import msgspec
@@ -21,10 +22,14 @@ class Rung(msgspec.Struct, frozen=True):
     Attributes:
         sample_us: Length of one sample; as many calls as fit are averaged in it.
         samples: How many are taken.
+        least: So many must do when a sample takes long, or when others use the machine.
+        most_us: After this long, `least` are enough.
     """
 
     sample_us: float
     samples: int
+    least: int = 3
+    most_us: float = math.inf
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -65,6 +70,6 @@ def policy_for(target: Target, program_bytes: int) -> Policy:
     fits = program_bytes <= cache
     rotate = 1 << max(program_bytes - 1, 0).bit_length() if fits else _COLD_FACTOR * cache
     if isinstance(target, CpuTarget):
-        rungs = (Rung(500.0, 5), Rung(1000.0, 8))
-        return Policy("cpu-rounds", 1, rotate, rungs, Rung(1000.0, 21))
+        rungs = (Rung(500.0, 5, 3, 3e4), Rung(1000.0, 8, 3, 6e4))
+        return Policy("cpu-rounds", 2, rotate, rungs, Rung(1000.0, 21, 9, 5e5))
     return Policy("cuda-graph", 1, rotate, (Rung(1000.0, 3), Rung(1000.0, 8)), Rung(1000.0, 31))

@@ -90,6 +90,7 @@ class BuildPool:
         self._lock = threading.Condition()
         self._waiting: list[_Pending] = []
         self._open: set[int] = set()
+        self._unfinished: set[int] = set()
         self._results: dict[int, Built | Rejected] = {}
         self._closed = False
         self._failure: BaseException | None = None
@@ -101,6 +102,7 @@ class BuildPool:
         ticket = next(self._numbers)
         with self._lock:
             self._open.add(ticket)
+            self._unfinished.add(ticket)
             heapq.heappush(self._waiting, _Pending((0 if urgent else 1, ticket), ticket, job))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._dispatch, name="build-pool", daemon=True)
@@ -124,10 +126,16 @@ class BuildPool:
                 raise RuntimeError("the build pool's dispatcher died") from self._failure
             return {ticket: self._results.pop(ticket) for ticket in wanted & self._results.keys()}
 
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing is queued or being built; says whether that came in time."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._failure is not None or not self._unfinished, timeout_s)
+
     def cancel(self, tickets: Collection[int]) -> None:
         """Forget queued builds; running ones go on, and nobody asks for their results."""
         wanted = set(tickets)
         with self._lock:
+            self._unfinished -= {p.ticket for p in self._waiting if p.ticket in wanted}
             self._waiting = [p for p in self._waiting if p.ticket not in wanted]
             heapq.heapify(self._waiting)
             self._open -= wanted
@@ -219,6 +227,8 @@ class BuildPool:
     def _finish(self, worker: _Worker, result: Built | Rejected) -> None:
         with self._lock:
             self.finished += 1
+            if worker.ticket is not None:
+                self._unfinished.discard(worker.ticket)
             if worker.ticket in self._open:
                 self._open.discard(worker.ticket)
                 self._results[worker.ticket] = result

@@ -74,9 +74,9 @@ def race(
     return alive
 
 
-def beats(finalist: Finalist) -> bool:
-    """Say whether a finalist is faster than the extern by more than the noise."""
-    return finalist.gain_low > 1.0
+def beats(finalist: Finalist, extern: Finalist) -> bool:
+    """Say whether a finalist is faster than the extern by more than the noise, round by round and on the whole."""
+    return finalist.gain_low > 1.0 and finalist.median_us < extern.median_us and not finalist.doubtful
 
 
 def select_winner(finalists: Sequence[Finalist], tie: float = 0.003) -> Finalist:
@@ -89,7 +89,7 @@ def select_winner(finalists: Sequence[Finalist], tie: float = 0.003) -> Finalist
         finalists: The extern first.
         tie: Relative difference of medians that does not count.
     """
-    better = [f for f in finalists[1:] if beats(f)]
+    better = [f for f in finalists[1:] if beats(f, finalists[0])]
     if not better:
         return finalists[0]
     best = max(f.gain for f in better)

@@ -86,6 +86,7 @@ class Finalist(msgspec.Struct, frozen=True):
         gain_high: Upper end.
         complexity: Steps and workspaces of the kernel; of two equally fast ones the simpler wins.
         unconditional: The kernel states no requirement, so it may be a packed weight's fallback.
+        doubtful: Other processes were in the way throughout the final: it decides nothing.
     """
 
     candidate: Candidate
@@ -96,6 +97,7 @@ class Finalist(msgspec.Struct, frozen=True):
     gain_high: float
     complexity: int
     unconditional: bool
+    doubtful: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True, tag="outcome"):

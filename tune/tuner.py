@@ -24,14 +24,14 @@ from tune_model.tune.candidate import Rejected, label
 from tune_model.tune.choice import Choice, Measurement, Tuning
 from tune_model.tune.contest import Contest
 from tune_model.tune.device import Device
-from tune_model.tune.estimate import estimate_seconds, program_bytes
+from tune_model.tune.estimate import call_us, estimate_seconds, program_bytes
 from tune_model.tune.events import Event, RecordsDamaged, TaskDone, TaskStarted, TuneFinished, TuneStarted
 from tune_model.tune.families import families_for
 from tune_model.tune.layouts import Settlement, settle_layouts
 from tune_model.tune.options import TuneOptions
 from tune_model.tune.policy import policy_for
 from tune_model.tune.probe_cuda import require_gpu
-from tune_model.tune.race import select_winner
+from tune_model.tune.race import beats, select_winner
 from tune_model.tune.records import Finalist, Refusal, Timing
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.worker import DeviceWorker, open_workbench
@@ -92,11 +92,12 @@ class _Run:
         for task in plan.tasks:
             largest = max((sizes[site.program] for site in task.sites), default=0)
             self.contests.append(Contest(task, policy_for(shop.target, largest), shop))
+        self.order = sorted(self.contests, key=lambda c: -c.planned.weight * call_us(c.planned, shop.target))
 
     def run(self) -> Tuning:
         shop = self.shop
         self._announce()
-        for index, contest in enumerate(self.contests):
+        for index, contest in enumerate(self.order):
             self._race(index, contest)
         settlement = settle_layouts(self.plan, {c.planned.key: _finalists(c) for c in self.contests})
         code: dict[str, bytes] = {}
@@ -153,10 +154,8 @@ class _Run:
         )
 
     def _feed(self, index: int) -> None:
-        """Queue builds of the races to come, so that no build process idles while this one is measured."""
-        if not self.shop.overlap:
-            return
-        for contest in self.contests[index:]:
+        """Queue builds of the races to come: no build process idles, and a CPU builds for several tasks at a time."""
+        for contest in self.order[index:]:
             if contest.outcome is None:
                 contest.prefetch()
             if self.shop.pool.queued >= _AHEAD * self.shop.options.build_workers:
@@ -193,9 +192,10 @@ class _Run:
 
 
 def _finalists(contest: Contest) -> tuple[Finalist, ...]:
-    """Return a race's finalists; of a task that was not or could not be raced the extern alone, without a time."""
+    """Return a race's finalists: the extern alone where the final decides nothing, and without a time without one."""
     if contest.outcome is not None and contest.outcome.finalists:
-        return contest.outcome.finalists
+        finalists = contest.outcome.finalists
+        return finalists[:1] if finalists[0].doubtful else finalists
     return (Finalist(contest.baseline, (), 0.0, 1.0, 1.0, 1.0, 1, unconditional=False),)
 
 
@@ -204,7 +204,12 @@ def _status(contest: Contest, winner: Finalist) -> str:
         return "not searched"
     if contest.outcome.failed:
         return f"failed: {contest.outcome.failed}"
-    return "no gain" if winner.candidate == contest.baseline else "tuned"
+    extern = _finalists(contest)[0]
+    if extern.doubtful:
+        return "disturbed"
+    if winner.candidate == contest.baseline:
+        return "no gain"
+    return "tuned" if beats(winner, extern) else "layout"
 
 
 def _measurement(timing: Timing) -> Measurement:

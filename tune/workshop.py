@@ -24,6 +24,11 @@ _TRANSIENT = frozenset({"timeout", "crash"})
 """Build failures that may not come again; they are recorded for this race, but not kept with the built kernels."""
 
 
+_PAUSE_S = 0.5
+_PATIENCE_S = 20.0
+"""So long a run waits in all for other processes to leave the machine."""
+
+
 class InterruptedRaceError(Exception):
     """The user asked to stop: the race in flight is abandoned. Internal; `tune` returns what it has."""
 
@@ -72,6 +77,7 @@ class Workshop:
         self.builds = 0
         self.measured = 0
         self.started = time.monotonic()
+        self._patience_s = _PATIENCE_S
         self._by_name = {family.name: family for family in families}
         self._sources: dict[str, FamilySource] = {}
 
@@ -85,6 +91,14 @@ class Workshop:
         """The budget is spent."""
         budget_s = self.options.budget_s
         return budget_s is not None and time.monotonic() - self.started >= budget_s
+
+    def pause(self) -> bool:
+        """Wait a little for the machine to calm down; `False` at once when this run has waited long enough."""
+        if self._patience_s <= 0 or self.out_of_time:
+            return False
+        self._patience_s -= _PAUSE_S
+        self.stop.wait(_PAUSE_S)
+        return not self.stop.is_set()
 
     def family(self, candidate: Candidate) -> Family:
         """Return a candidate's family."""

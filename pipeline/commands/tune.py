@@ -113,7 +113,7 @@ def exit_code(tuning: "Tuning") -> int:
     """Return 0 when every task was searched, 3 when some failed or the budget ended first, 130 after Ctrl-C."""
     if tuning.stopped == "interrupted":
         return EXIT_INTERRUPTED
-    complete = all(choice.status in {"tuned", "no gain"} for choice in tuning.choices)
+    complete = all(choice.status in {"tuned", "no gain", "layout", "disturbed"} for choice in tuning.choices)
     return 0 if complete and not tuning.stopped else EXIT_PARTIAL
 
 

@@ -1,8 +1,9 @@
 """What the generated families share: lowering a form, its search space, building a configuration."""
 
 import itertools
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import Form
@@ -13,7 +14,7 @@ from tune_model.tune.loops.graph import passes
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
 from tune_model.tune.loops.rounding import elide_rounding
-from tune_model.tune.search_order import thin
+from tune_model.tune.search_order import LIMITS, thin
 from tune_model.tune.target import CpuTarget, Target
 
 __all__ = ["build_nest", "nest_for", "nest_space", "shape_of"]
@@ -48,13 +49,26 @@ def shape_of(config: Config) -> Shape:
 def nest_space(nest: LoopNest, effort: Effort) -> Iterator[Config]:
     """Yield configurations, the heuristic start first and its neighbours next."""
     several = nest.inner > 0 and len(passes(nest)[0]) > 1
-    keeps = ("none", "costly", "all") if several else ("costly",)
+    keeps = ("all", "costly", "none") if several else ("costly",)
     space: list[Config] = [
         (("unroll", unroll), ("keep", keep), ("grain", grain))
-        for unroll, keep, grain in itertools.product((1, 2, 4), keeps, _GRAINS)
+        for unroll, keep, grain in itertools.product((4, 2, 1), keeps, _GRAINS)
     ]
     start = (("unroll", _START.unroll), ("keep", _START.keep), ("grain", _START.grain))
-    yield from thin(sorted(space, key=lambda c: _steps(c, start)), effort)
+    ordered = sorted(space, key=lambda c: _steps(c, start))
+    # A compilation takes longer than all timings of what it makes: a quick search makes three.
+    share = 3 / LIMITS[Effort.QUICK] if effort is Effort.QUICK else 1.0
+    yield from thin(_distinct(ordered, math.prod(axis.size for axis in nest.axes)), effort, share)
+
+
+def _distinct(configurations: Iterable[Config], elements: int) -> Iterator[Config]:
+    """Yield one of those that share the work in the same way: any grain above all elements keeps to one thread."""
+    seen: set[Config] = set()
+    for config in configurations:
+        shared = tuple((name, min(int(value), elements) if name == "grain" else value) for name, value in config)
+        if shared not in seen:
+            seen.add(shared)
+            yield config
 
 
 def _steps(config: Config, start: Config) -> int:

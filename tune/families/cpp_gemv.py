@@ -53,7 +53,10 @@ class CppGemv:
         ]
         rows = _START.rows if parts.m.size <= 2 else 2
         start = (rows, _START.unroll, _START.block)
-        yield from thin(sorted(space, key=lambda c: _steps(c, start)), effort)
+        ordered = sorted(space, key=lambda c: _steps(c, start))
+        if effort is Effort.QUICK:  # how many rows are read side by side matters most
+            ordered = [c for c in ordered if [int(v) for _, v in c[1:]] == [*start[1:]]][:3]
+        yield from thin(ordered, effort)
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
         """Print and compile."""

@@ -6,6 +6,7 @@ come first, then everything legal by its distance to the nearest anchor.
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from tune_model.tune.candidate import Config
 from tune_model.tune.target import CudaTarget
@@ -83,6 +84,9 @@ _ORDINARY = (
     (32, 32, 32, 3, 4, False),
 )
 
+_LOG2 = {value: math.log2(value) for value in (*range(1, 17), *(1 << bits for bits in range(5, 15)))}
+"""Of every number a configuration holds: spaces have thousands of tiles, and are listed for every task."""
+
 Tile = tuple[int, int, int, int, int, bool]
 
 
@@ -116,18 +120,25 @@ def gemv_space(product: Product, target: CudaTarget) -> list[Config]:
         idle = max(0.0, math.log2(4 * target.sm_count * tile[0] / max(1, columns)))
         return ragged + idle
 
-    ordered = sorted(found, key=lambda t: _nearest(t, anchors) + penalty(t))
+    nearest = _distance(anchors)
+    ordered = sorted(found, key=lambda t: nearest(t) + penalty(t))
     names = ("block_n", "block_k", "num_warps", "stages", "unroll")
     return [tuple(zip(names, tile, strict=True)) for tile in ordered]
 
 
-def _nearest(tile: tuple[int, ...], anchors: Iterable[tuple[int, ...]]) -> float:
-    """Distance in doublings to the nearest anchor; a later anchor counts a little less."""
-    best = math.inf
-    for place, anchor in enumerate(anchors):
-        apart = sum(abs(math.log2((a + 0.0) / b)) for a, b in zip(tile, anchor, strict=True))
-        best = min(best, apart + 0.05 * place)
-    return best
+def _distance(anchors: Iterable[tuple[int, ...]]) -> Callable[[tuple[int, ...]], float]:
+    """Return the distance in doublings to the nearest anchor; a later anchor counts a little less."""
+    doublings = [(0.05 * place, [_LOG2[a] for a in anchor]) for place, anchor in enumerate(anchors)]
+
+    def nearest(tile: tuple[int, ...]) -> float:
+        best, here = math.inf, [_LOG2[t] for t in tile]
+        for apart, anchor in doublings:
+            for a, b in zip(here, anchor, strict=True):
+                apart += a - b if a > b else b - a  # noqa: PLW2901 (the sum starts with the anchor's place)
+            best = min(best, apart)
+        return best
+
+    return nearest
 
 
 def _rows_tile(m: int) -> int:
@@ -223,11 +234,11 @@ def matmul_space(product: Product, target: CudaTarget) -> list[Config]:
     fits = _fits(product, target)
     waves = _waves(product, target)
     tiles = dict.fromkeys([t for t in anchors if fits(t)] + _spread(product, target))
-    near_to = [(m, n, k, s, w, 1 + x) for m, n, k, s, w, x in own]
+    nearest = _distance([(m, n, k, s, w, 1 + x) for m, n, k, s, w, x in own])
 
     def cost(tile: Tile) -> float:
         m, n, k, s, w, x = tile
-        near = _nearest((m, n, k, s, w, 1 + x), near_to)
+        near = nearest((m, n, k, s, w, 1 + x))
         # Inductor's list is always within reach, after what is likely better.
         return min(near, 2.5 if tile in anchors else math.inf) + waves(tile)
 
@@ -240,15 +251,16 @@ def matmul_space(product: Product, target: CudaTarget) -> list[Config]:
     return configs
 
 
+@lru_cache(maxsize=8)  # a family that accepts a task is asked for its configurations next
 def split_k_space(product: Product, target: CudaTarget) -> list[Config]:
     """Configurations of split-K, best guess first; only where the unsplit product leaves the device idle."""
     found: list[tuple[float, Config]] = []
     own, anchors = _anchors(product)
-    near_to = [(m, n, k, s, w, 1 + x) for m, n, k, s, w, x in own]
+    nearest = _distance([(m, n, k, s, w, 1 + x) for m, n, k, s, w, x in own])
     fits = _fits(product, target)
     # How near a tile is to an anchor does not depend on the split, and is most of the work here.
     tiles = {
-        (m, n, k, s, w, x): _nearest((m, n, k, s, w, 1 + x), near_to)
+        (m, n, k, s, w, x): nearest((m, n, k, s, w, 1 + x))
         for m, n, k, s, w, x in dict.fromkeys([t for t in anchors if fits(t)] + _spread(product, target))
         if -(-product.m // m) * -(-product.n // n) * 2 <= 8 * target.sm_count
     }

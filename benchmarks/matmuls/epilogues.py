@@ -25,7 +25,7 @@ from tune_model.tune.candidate import Candidate, label
 from tune_model.tune.choice import Choice
 from tune_model.tune.interval import paired_ratio
 
-__all__ = ["Layer", "layers", "run_epilogues", "runs_apart"]
+__all__ = ["Layer", "layers", "measure", "run_epilogues", "runs_apart"]
 
 SHARD: Final = "epilogues"
 SEED: Final = 20_003
@@ -106,11 +106,12 @@ def run_epilogues(bench: Bench, found: Sequence[Layer]) -> None:
                 bench.tell("time is over; run again to continue")
                 break
             if all(tuned.is_searched(form) for form in (layer.fused, layer.linear, layer.tail)):
-                attempt(bench, SHARD, layer.name, lambda layer=layer: _measure(arena, layer, tuned))  # type: ignore[misc]
+                attempt(bench, SHARD, layer.name, lambda layer=layer: measure(arena, layer, tuned))  # type: ignore[misc]
     _print(bench)
 
 
-def _measure(arena: Arena, layer: Layer, tuned: Tuned) -> dict[str, Any]:
+def measure(arena: Arena, layer: Layer, tuned: Tuned) -> dict[str, Any]:
+    """Let eager ATen, the tuner's choice and the best unfused way meet."""
     winner = tuned.winner(layer.fused)
     contenders = [
         extern(layer.fused, arena.target),

@@ -1,0 +1,149 @@
+"""The whole benchmark on tiny shapes, and that it goes on where it stopped."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from click.testing import CliRunner
+from matmul import main
+from matmuls.arena import Arena, Contender, WrongResultError, extern
+from matmuls.epilogues import layers, measure, runs_apart
+from matmuls.forms import linear_form, plan_of, task_of
+from matmuls.ledger import Clock, Ledger, OtherMachineError
+from matmuls.run import Bench, TimeOverError, attempt
+from matmuls.shapes import FEW
+from matmuls.tuned import Shop, Tuned
+
+from tune_model.pipeline.bench.result import BenchmarkResult, read_result, write_result
+from tune_model.runtime.program import Form
+from tune_model.tune.candidate import Candidate
+from tune_model.tune.choice import Choice, Tuning
+from tune_model.tune.families import aten
+from tune_model.tune.probe import probe_target
+
+CPU = torch.device("cpu")
+
+
+def ledger(path: Path) -> Ledger:
+    return Ledger(path, "matmul", CPU, "command", lambda rows: {"rows": float(len(rows))})
+
+
+def bench(path: Path, **options) -> Bench:
+    return Bench(ledger(path), Clock(None), Shop(probe_target("cpu"), path.parent), lambda _line: None, **options)
+
+
+def test_rows_are_saved_at_once_and_found_again(tmp_path: Path):
+    path = tmp_path / "results" / "a.json"
+    first = ledger(path)
+    first.record("rows", "1x2x3", {"us": 1.23456789, "ratio": 1.0})
+    first.record("rows", "2x2x3", {"us": 2.0})
+    first.record("rows", "1x2x3", {"us": 3.0})
+    again = ledger(path)
+    assert again.row("rows", "1x2x3") == {"shard": "rows", "row": "1x2x3", "us": 3.0}
+    assert again.row("regret", "1x2x3") is None
+    assert read_result(path).summary == {"rows": 2.0}
+
+
+def test_figures_of_other_versions_are_not_mixed(tmp_path: Path):
+    path = tmp_path / "a.json"
+    ledger(path).record("rows", "x", {})
+    old = read_result(path)
+    write_result(path, msgspec.structs.replace(old, versions={**old.versions, "torch": "1.0"}))
+    with pytest.raises(OtherMachineError, match=r"\$\.versions"):
+        ledger(path)
+
+
+def test_a_row_that_failed_is_tried_again_last(tmp_path: Path):
+    run = bench(tmp_path / "a.json")
+
+    def fail() -> dict[str, object]:
+        raise ValueError("no such instruction\nand a long dump")
+
+    assert attempt(run, "rows", FEW[0].name, fail) is None
+    assert run.ledger.rows[0]["failed"] == "ValueError: no such instruction"
+    attempt(run, "rows", FEW[1].name, lambda: {"us": 1.0})
+    assert run.missing("rows", FEW[:3]) == [FEW[2], FEW[0]]
+    assert run._replace(again=True).missing("rows", FEW[:3]) == [FEW[1], FEW[2], FEW[0]]
+    assert run._replace(only=(FEW[2].name,)).missing("rows", FEW[:3]) == [FEW[2]]
+
+
+def test_a_row_without_enough_time_leaves_no_trace(tmp_path: Path):
+    run = bench(tmp_path / "a.json")
+
+    def late() -> dict[str, object]:
+        raise TimeOverError
+
+    assert attempt(run, "regret", "x", late) is None
+    assert run.ledger.rows == []
+
+
+def test_the_clock_runs_out():
+    now = [100.0]
+    clock = Clock(5.0, lambda: now[0])
+    assert (clock.left_s, clock.is_over) == (5.0, False)
+    now[0] = 107.0
+    assert (clock.left_s, clock.spent_s, clock.is_over) == (0.0, 7.0, True)
+    assert Clock(None).left_s is None
+
+
+def test_a_contender_that_computes_something_else_is_not_timed():
+    target = probe_target("cpu")
+    form = linear_form(4, 32, 16)
+    wrong = Contender("wrong", lambda setting: lambda number: (setting.sets[number][0] @ setting.sets[0][1].T + 0.1,))
+    right = Contender("right", lambda setting: lambda number: (setting.sets[number][0] @ setting.sets[0][1].T,))
+    arena = Arena(target)
+    timed = arena.meet(form, [extern(form, target), right], seed=1, budget_s=0.01)
+    assert len(timed["right"].us) == len(timed["extern"].us) >= 15
+    assert 0 < timed["right"].median_us < 1e6
+    with pytest.raises(WrongResultError, match=r"wrong has a relative error of 0\.\d+; allowed"):
+        arena.meet(form, [extern(form, target), wrong], seed=1, budget_s=0.01)
+
+
+def untuned(*forms: Form) -> Tuned:
+    """The choices of a tuner that found nothing better than ATen."""
+    target = probe_target("cpu")
+    choices = {}
+    for form in forms:
+        built = aten.FAMILY.build(task_of(form), (), target)
+        choices[form] = Choice("key", Candidate("aten"), built.kernel, 1.0, 1.0, 1.0, 1.0, (), (), "no gain")
+    plan = plan_of(forms)
+    return Tuned(Tuning(plan, target, tuple(choices.values()), {}, 0, 0, 0.0), 0.0, choices)
+
+
+@pytest.mark.parametrize("layer", layers((5,), scale=64), ids=lambda layer: layer.name)
+def test_the_linear_and_the_rest_in_two_kernels_are_right_too(layer):
+    row = measure(Arena(probe_target("cpu")), layer, untuned(layer.fused, layer.linear, layer.tail))
+    assert row["verdict"] == "kept unfused"
+    assert row["unfused"] == "aten, then aten"
+    assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+
+
+def test_what_counts_as_fused():
+    assert runs_apart(Candidate("aten"))
+    assert runs_apart(Candidate("triton_epilogue", (("block", 1024), ("num_warps", 4))))
+    assert not runs_apart(Candidate("triton_epilogue", (("block", 0), ("num_warps", 0))))
+    assert not runs_apart(Candidate("triton_split_k", (("split_k", 2),)))
+
+
+def test_shards_on_a_cpu_and_again(tmp_path: Path):
+    path = tmp_path / "small.json"
+    arguments = ["--small", "--target", "cpu", "--effort", "quick", "--save", str(path), "--folder", str(tmp_path)]
+    # Sixteen rows of bfloat16 have no candidate that needs a compiler.
+    arguments += ["--only", "16x64x96", "--workers", "1", "--shard", "rows", "--shard", "regret"]
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    result = msgspec.json.decode(path.read_bytes(), type=BenchmarkResult)
+    rows = {row["shard"]: row for row in result.rows}
+    assert set(rows) == {"machine", "rows", "regret"}
+    assert not [row for row in result.rows if "failed" in row]
+    table = rows["rows"]
+    assert table["ratio_low"] <= table["ratio"] <= table["ratio_high"]
+    assert table["ours_us"] > 0
+    assert table["roofline_us"] > 0
+    assert rows["regret"]["regret"] >= 0
+    assert {"geomean_m_le_16", "worst_vs_extern", "regret_max"} <= set(result.summary)
+    again = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert "tuned 1" not in again.output
+    assert json.loads(path.read_bytes())["rows"] == json.loads(msgspec.json.encode(result))["rows"]

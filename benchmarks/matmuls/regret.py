@@ -39,7 +39,7 @@ def run_regret(bench: Bench, rows: Sequence[Matmul]) -> None:
     """Tune three times with fresh records, then race everything, row by row, until the time is over."""
     missing = bench.missing(SHARD, rows)
     if missing:
-        forms = [linear_form(row.m, row.n, row.k) for row in rows]
+        forms = [_form(row) for row in missing]
         tunings: list[Tuned] = []
         for number in range(TUNINGS):
             records = f"regret-{number}"

@@ -1,0 +1,47 @@
+"""The main job on a CPU, on the command line: tune, verify, and tune again without building or measuring anything."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+RUN = "import sys; from tune_model.pipeline.cli import main; main(sys.argv[1:])"
+SMALL = (
+    "--set",
+    "target=cpu",
+    "--set",
+    "search.effort=quick",
+    "--set",
+    "workload.prefill.sequence=[16]",
+    "--set",
+    "workload.decode.batch=[2]",
+)
+
+
+def tune_model(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", RUN, *(str(a) for a in arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+
+
+def tune(config: Path, records: Path, output: Path) -> dict[str, object]:
+    """Tune; returns the last event."""
+    done = tune_model("tune", config, *SMALL, "--records", records, "-o", output, "--json")
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert events[-1]["type"] == "tune finished"
+    return events[-1]
+
+
+def test_a_tuned_model_verifies_and_a_second_tune_repeats_it_for_nothing(repository: Path, tmp_path: Path):
+    config = repository / "configs" / "tiny-llama.yaml"
+    first = tune(config, tmp_path / "records", tmp_path / "first.tuned")
+    assert first["builds"]
+    assert first["measured"]
+    verified = tune_model("verify", tmp_path / "first.tuned")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert "the original's first choice" in verified.stdout + verified.stderr
+    second = tune(config, tmp_path / "records", tmp_path / "second.tuned")
+    assert (second["builds"], second["measured"]) == (0, 0)
+    assert (tmp_path / "second.tuned").read_bytes() == (tmp_path / "first.tuned").read_bytes()

@@ -25,7 +25,7 @@ _TRANSIENT = frozenset({"timeout", "crash"})
 
 
 _PAUSE_S = 0.5
-_PATIENCE_S = 20.0
+_PATIENCE_S = 10.0
 """So long a run waits in all for other processes to leave the machine."""
 
 

@@ -43,9 +43,18 @@ def stored(folder: Path) -> int:
         records.close()
 
 
+@pytest.fixture(scope="module")
+def tunes(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, tuple[subprocess.Popen[str], Path]]:
+    """A tune for each signal, started together: starting is what takes long."""
+    folders = {number: tmp_path_factory.mktemp(number.name) for number in (signal.SIGINT, signal.SIGKILL)}
+    return {number: (start(folder), folder) for number, folder in folders.items()}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill"])
-def test_what_was_measured_is_kept_and_nothing_is_left_running(tmp_path: Path, number: signal.Signals):
-    tune = start(tmp_path)
+def test_what_was_measured_is_kept_and_nothing_is_left_running(
+    tunes: dict[signal.Signals, tuple[subprocess.Popen[str], Path]], number: signal.Signals
+):
+    tune, folder = tunes[number]
     wait_for_candidates(tune, 4)
     workers = children(tune.pid)
     assert workers
@@ -58,7 +67,7 @@ def test_what_was_measured_is_kept_and_nothing_is_left_running(tmp_path: Path, n
     if number == signal.SIGINT:
         assert tune.returncode == 0
         assert "stopped=interrupted" in rest
-        assert stored(tmp_path) == 4 + rest.split().count("CandidateDone")
+        assert stored(folder) == 4 + rest.split().count("CandidateDone")
     else:
         assert tune.returncode == -signal.SIGKILL
-        assert stored(tmp_path) >= 4
+        assert stored(folder) >= 4

@@ -89,3 +89,13 @@ def test_cancelled_builds_are_not_run():
         assert pool.finished <= 2
     finally:
         pool.close()
+
+
+def test_idle_means_that_nothing_is_built_for_anyone(pool: BuildPool):
+    assert pool.wait_idle(0.0)
+    tickets = [pool.submit(mood("good")) for _ in range(4)]
+    pool.cancel(tickets[2:])
+    assert pool.wait_idle(30.0)
+    assert pool.wait(tickets[:2], 0.0).keys() == set(tickets[:2])
+    pool.submit(mood("hang"))
+    assert not pool.wait_idle(0.2)

@@ -76,3 +76,14 @@ EXTERN = Finalist(Candidate("aten"), (), 10.0, 1.0, 1.0, 1.0, 1, unconditional=T
 )
 def test_the_extern_stays_unless_beaten_beyond_the_noise(others: list[Finalist], winner: str):
     assert select_winner([EXTERN, *others]).candidate.family == winner
+
+
+def test_an_interval_above_one_is_no_gain_when_the_median_is_above_the_externs():
+    """A winner was once shown with 0.62x and an interval from 1.04 to 1.99: half of its rounds had met a busy core."""
+    odd = Finalist(Candidate("odd"), (), 16.1, 1.3, 1.04, 1.99, 1, unconditional=True)
+    assert select_winner([EXTERN, odd]).candidate.family == "aten"
+
+
+def test_a_doubtful_final_is_not_won():
+    doubtful = Finalist(Candidate("a"), (), 1.0, 10.0, 9.0, 11.0, 1, unconditional=True, doubtful=True)
+    assert select_winner([EXTERN, doubtful]).candidate.family == "aten"

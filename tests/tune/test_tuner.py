@@ -1,12 +1,15 @@
 import json
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from tuning_fakes import TARGET, FakeFamily, Moody, RecordedDevice, Refusing, linear_form, linear_plan, without_times
 
 from tune_model.runtime.program import Transpose, fingerprint
 from tune_model.tune.candidate import Candidate, Family
 from tune_model.tune.choice import Tuning
+from tune_model.tune.device import Samples
 from tune_model.tune.events import CandidateDone, Event, TaskDone, TaskStarted, TuneFinished, TuneStarted
 from tune_model.tune.families.aten import FAMILY as ATEN
 from tune_model.tune.options import TuneOptions
@@ -185,8 +188,6 @@ def test_events_tell_the_story_in_order(runs: Runs):
 
 
 def test_a_descent_times_a_part_of_a_large_space(runs: Runs):
-    import msgspec
-
     form = msgspec.structs.replace(linear_form(), kind="reduction")
     space = tuple((("n", n), ("m", m)) for n in range(10) for m in range(10))
     climbing = FakeFamily("fast", (space[37], *space))
@@ -209,3 +210,65 @@ def test_a_weight_is_laid_out_for_all_its_readers(runs: Runs):
     assert program.forms[key].parameters[1].type.strides == (1, 32)
     assert {site.form for task in tuning.plan.tasks for site in task.sites} == {key}
     assert json.loads(without_times(tuning))["plan"]["programs"][0]["steps"][0]["form"] == key
+
+
+class Crowded(RecordedDevice):
+    """Finals are disturbed so many times."""
+
+    def __init__(self, disturbed: int) -> None:
+        super().__init__({"aten": 10.0, "slow": 12.0, "fast": 5.0})
+        self.disturbed = disturbed
+
+    def compare(self, candidates, rung):  # type: ignore[no-untyped-def]
+        self.disturbed -= 1
+        found = super().compare(candidates, rung)
+        return tuple(Samples(s.us, self.disturbed >= 0, self.disturbed >= 0) for s in found if isinstance(s, Samples))
+
+
+def test_a_disturbed_final_is_repeated(runs: Runs):
+    calm = Crowded(2)
+    tuning = runs(calm, sizes=(1,))
+    assert [kind for kind, _ in calm.asked].count("compare") == 3
+    assert tuning.choices[0].status == "tuned"
+
+
+def test_the_extern_stays_where_the_machine_is_never_calm(runs: Runs):
+    tuning = runs(Crowded(1000), sizes=(1,))
+    choice = tuning.choices[0]
+    assert (choice.status, choice.winner.family) == ("disturbed", "aten")
+    assert choice.median_us == choice.baseline_us
+    assert any(m.disturbed for m in choice.measurements if m.stage == "final")
+    again = runs(RecordedDevice({}), sizes=(1,))
+    assert (again.measured, again.choices[0].status) == (0, "disturbed")
+    assert runs(device(), sizes=(1,), recheck=True).choices[0].status == "tuned"
+
+
+class Slow(RecordedDevice):
+    """Every timing takes a twentieth of a second."""
+
+    def time(self, candidate, built, rung):  # type: ignore[no-untyped-def]
+        time.sleep(0.05)
+        return super().time(candidate, built, rung)
+
+
+def test_a_budget_ends_a_run_in_time_and_goes_to_the_heaviest_first(runs: Runs):
+    plan = linear_plan(1, 8, 64)
+    heaviest = msgspec.structs.replace(plan.tasks[1], weight=1e6)
+    plan = msgspec.structs.replace(plan, tasks=(plan.tasks[0], heaviest, plan.tasks[2]))
+    families = (ATEN, FakeFamily("fast", tuple((("n", n),) for n in range(15))))
+    settings = TuneOptions(runs.folder / "r.sqlite", runs.folder / "k", budget_s=1.5)
+    shop = Workshop(families, TARGET, Slow({"aten": 40.0, "fast": 5.0}), settings, runs.take)
+    tuning = tune_with(plan, shop)
+    assert tuning.seconds < 1.2 * 1.5
+    assert tuning.stopped == "budget"
+    assert next(e.task for e in runs.events if isinstance(e, TaskStarted)) == heaviest.key
+    assert tuning.choices[1].status == "tuned"
+    assert "not searched" in {c.status for c in tuning.choices}
+
+
+def test_families_are_asked_only_about_the_kinds_they_are_about(runs: Runs):
+    class Other(Refusing):
+        kinds = frozenset({"attention"})
+
+    tuning = runs(device(), families=(ATEN, Other("other", ((),)), FakeFamily("fast", CONFIGS[:1])), sizes=(1,))
+    assert tuning.choices[0].rejections == ()

@@ -26,7 +26,10 @@ __all__ = ["Eta", "JsonReport", "PlainReport", "Report", "TerminalReport", "make
 
 
 class Eta:
-    """Remaining time: the tuner's estimate at first, then the pace of the candidates that were really measured."""
+    """Remaining time: the tuner's estimate at first, then more and more the pace of what was really measured.
+
+    The heaviest tasks come first and take longest, so their pace alone would promise far too much time.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -47,9 +50,11 @@ class Eta:
     def remaining_s(self) -> float:
         """Return the seconds left."""
         elapsed = self.clock() - self.started
-        if self.done < 5:
-            return max(self.estimate_s - elapsed, 0.0)
-        return elapsed / self.done * self.open
+        estimated = max(self.estimate_s - elapsed, 0.0)
+        if not self.done or not self.open:
+            return estimated if self.open else 0.0
+        done = self.done / (self.done + self.open)
+        return done * (elapsed / self.done * self.open) + (1.0 - done) * estimated
 
 
 class Report:

@@ -14,11 +14,11 @@ from tune_model.tune.target import CudaTarget, Target
 
 __all__ = ["Estimate", "TaskEstimate", "call_us", "estimate", "estimate_seconds", "program_bytes"]
 
-_TASK_S: Final = {"cuda": 0.8, "cpu": 1.0}
+_TASK_S: Final = {"cuda": 0.8, "cpu": 0.4}
 """Inputs, reference and final of one task (H200 and a 2-core server, 2026-11)."""
 
 _MEASURE_S: Final = {"cuda": 0.015, "cpu": 0.05}
-_BUILD_S: Final = {"cuda": 0.5, "cpu": 2.0}
+_BUILD_S: Final = {"cuda": 0.5, "cpu": 0.2}
 
 
 class TaskEstimate(msgspec.Struct, frozen=True):

@@ -1,10 +1,14 @@
 """From the text of a target, as a configuration gives it, to the machine it means."""
 
 import re
+from typing import Final
 
 from tune_model.tune.target import Target, TargetError
 
-__all__ = ["TargetError", "probe_target"]
+__all__ = ["TargetError", "planned_target", "probe_target"]
+
+_PLANNED_ARCH: Final = 90
+"""What `cuda` means to a plan made without a GPU: the architecture that the shipped configurations are measured on."""
 
 
 def probe_target(spec: str) -> Target:
@@ -34,3 +38,17 @@ def probe_target(spec: str) -> Target:
     if has_gpu() and (found := probe_cuda(0)).arch == arch:
         return found
     return offline_cuda(arch)
+
+
+def planned_target(spec: str) -> tuple[Target, str | None]:
+    """Return the machine to plan for; where `cuda` has no GPU, a typical one, and a sentence that says so.
+
+    Raises:
+        TargetError: No such target.
+    """
+    from tune_model.tune.probe_cuda import has_gpu, offline_cuda
+
+    if spec == "cuda" and not has_gpu():
+        target = offline_cuda(_PLANNED_ARCH)
+        return target, f"no NVIDIA GPU here; planned for {target.name} (sm_{target.arch}); another: target=cuda:sm_NN"
+    return probe_target(spec), None

@@ -1,14 +1,17 @@
 """`tune-model plan`: what would be tuned, without tuning and without a GPU."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from tune_model.pipeline.options import config_argument, effort_option, set_option
 
 if TYPE_CHECKING:
     from tune_model.extract.task import Plan
+    from tune_model.tune.estimate import Estimate
     from tune_model.tune.target import Target
 
 __all__ = ["command"]
@@ -34,39 +37,39 @@ def command(config_path: str, overrides: tuple[str, ...], effort: str | None, as
     from tune_model.pipeline.config import load_config
     from tune_model.pipeline.options import with_effort
     from tune_model.pipeline.request import make_request
-    from tune_model.tune.probe import probe_target
+    from tune_model.tune.probe import planned_target
 
     loaded = load_config(config_path, with_effort(overrides, effort))
-    target = probe_target(loaded.config.target)
+    target, assumed = planned_target(loaded.config.target)
     plan = extract(make_request(loaded.config, loaded.folder)).plan
-    counts = candidate_counts(plan, target, loaded.config.search.effort)
+    notes = plan.notes if assumed is None else (*plan.notes, assumed)
+    plan = msgspec.structs.replace(plan, notes=notes)
+    cost = plan_cost(plan, target, loaded.config.search.effort)
     if as_json:
         import json
 
-        click.echo(json.dumps(as_document(plan, counts), indent=1))
+        click.echo(json.dumps(as_document(plan, target, cost), indent=1))
     else:
-        print_plan(plan, counts, Path(config_path).name)
+        print_plan(plan, target, cost, Path(config_path).name)
 
 
-def candidate_counts(plan: "Plan", target: "Target", effort: str) -> dict[str, int]:
-    """Count each task's candidates at an effort, building none."""
-    from tune_model.tune.candidate import Effort, Rejected
+def plan_cost(plan: "Plan", target: "Target", effort: str) -> "Estimate":
+    """Count each task's candidates at an effort, building none, and guess the time on this many processors."""
+    from tune_model.tune.candidate import Effort
+    from tune_model.tune.estimate import estimate
     from tune_model.tune.families import families_for
 
-    counts = {}
-    for planned in plan.tasks:
-        accepting = [f for f in families_for(target) if not isinstance(f.accepts(planned.task, target), Rejected)]
-        counts[planned.key] = sum(
-            sum(1 for _ in family.configurations(planned.task, target, Effort(effort))) for family in accepting
-        )
-    return counts
+    return estimate(plan, target, families_for(target), Effort(effort), os.cpu_count() or 1)
 
 
-def as_document(plan: "Plan", counts: dict[str, int]) -> dict[str, Any]:
+def as_document(plan: "Plan", target: "Target", cost: "Estimate") -> dict[str, Any]:
     """Return the plan's facts as JSON-ready data."""
     from tune_model.runtime.program import Apply
 
+    counts = {task.task: task.candidates for task in cost.tasks}
     return {
+        "target": target.name,
+        "estimate_s": round(cost.seconds, 1),
         "programs": [
             {
                 "name": program.name,
@@ -96,20 +99,21 @@ def as_document(plan: "Plan", counts: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def print_plan(plan: "Plan", counts: dict[str, int], title: str) -> None:
+def print_plan(plan: "Plan", target: "Target", cost: "Estimate", title: str) -> None:
     """Print programs, tasks and what stays as it is."""
     from rich.table import Table
 
     from tune_model.pipeline.console import console, size_text
 
     out = console()
-    document = as_document(plan, counts)
+    document = as_document(plan, target, cost)
     for program in document["programs"]:
         out.print(
             f"[bold]{program['name']}[/]: {program['steps']} steps, {program['regions']} tunable regions of "
             f"{program['forms']} forms, {program['weights']} weights"
         )
-    table = Table(title=f"{title}: {len(plan.tasks)} tasks, {sum(counts.values())} candidates", title_justify="left")
+    candidates = sum(task.candidates for task in cost.tasks)
+    table = Table(title=f"{title}: {len(plan.tasks)} tasks, {candidates} candidates", title_justify="left")
     for name in ("task", "runs", "weight", "GFLOP", "bytes", "candidates"):
         table.add_column(name, justify="left" if name == "task" else "right", overflow="fold")
     for task in document["tasks"]:
@@ -129,5 +133,9 @@ def print_plan(plan: "Plan", counts: dict[str, int], title: str) -> None:
         for entry in plan.skipped:
             skipped.add_row(entry.program, entry.op, str(entry.count), entry.reason)
         out.print(skipped)
+    out.print(
+        f"about {cost.seconds:.0f} s to tune for {target.name} with {os.cpu_count() or 1} processors building",
+        markup=False,
+    )
     for note in plan.notes:
         out.print(f"note: {note}", markup=False)

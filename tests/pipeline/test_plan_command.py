@@ -1,0 +1,31 @@
+"""`tune-model plan`: needs neither a GPU nor weights, whatever the target."""
+
+import json
+
+import pytest
+import torch
+
+from tune_model.pipeline import cli
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+SMALL = ("--set", "workload.prefill.sequence=[8]", "--set", "workload.decode.batch=[1]")
+
+
+@needs_no_gpu
+def test_a_plan_for_cuda_needs_no_gpu_and_says_what_it_assumed(capsys):
+    """The shipped configurations say `target: cuda`; planning one without a GPU used to be refused."""
+    assert cli.run(["plan", "tiny-llama.yaml", "--set", "target=cuda", *SMALL, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["target"] == "NVIDIA H200"
+    assert any("no NVIDIA GPU here" in note for note in document["notes"])
+    matmuls = [task for task in document["tasks"] if task["kind"] == "matmul"]
+    assert matmuls
+    assert all(task["candidates"] > 1 for task in matmuls)
+
+
+def test_a_plan_shows_tasks_and_an_estimate(capsys):
+    assert cli.run(["plan", "tiny-llama.yaml", "--set", "target=cpu", *SMALL]) == 0
+    shown = capsys.readouterr().out
+    assert "regions of" in shown
+    assert "to tune for" in shown
+    assert "matmul 1x128x704" in shown

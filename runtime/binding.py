@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tune_model.runtime.cpu_library import prepare_cpu_call
+from tune_model.runtime.cublaslt import Places, Problem, open_cublaslt
 from tune_model.runtime.cuda_driver import Geometry, open_driver, prepare_launch
 from tune_model.runtime.emission import KernelError, Operand, PreparedKernel, PreparedLaunch, emit
 from tune_model.runtime.expression import evaluate
@@ -22,12 +23,13 @@ from tune_model.runtime.kernel import (
     Integer,
     Kernel,
     KernelArgument,
+    LibraryMatmul,
     Null,
     Pointer,
     Scalar,
 )
 from tune_model.runtime.layout import Layout, layout_of
-from tune_model.runtime.machine_code import CodeLoader
+from tune_model.runtime.machine_code import CodeLoader, device_index
 from tune_model.runtime.program import Call, Form, bind_call
 from tune_model.runtime.replay import slot_sizes
 
@@ -81,6 +83,27 @@ def _prepare_cpu(launch: CpuLaunch, sizes: Mapping[str, int], loader: CodeLoader
     return PreparedLaunch(launch.pointers, emit_step)
 
 
+def _prepare_library(step: LibraryMatmul, sizes: Mapping[str, int], device: torch.device) -> PreparedLaunch:
+    m, n, k = (evaluate(size, sizes) for size in (step.m, step.n, step.k))
+    a_stride, b_stride = evaluate(step.a_stride, sizes), evaluate(step.b_stride, sizes)
+    problem = Problem(
+        m, n, k, a_stride, b_stride, n, step.dtype, False, step.b_by_columns, step.tf32, step.bias is not None
+    )
+    library = open_cublaslt(device_index(device))
+    needed = library.workspace_bytes(problem, step.algorithm)  # it is checked here, before anything is captured
+    if needed > step.workspace_bytes:
+        raise KernelError(f"{step.algorithm} needs a workspace of {needed} bytes; it has {step.workspace_bytes}")
+    given = (step.a, step.b, step.result, step.bias, step.workspace)
+
+    def emit_step(index: Callable[[str], int]) -> PreparedStep:
+        bias = None if step.bias is None else index(step.bias)
+        workspace = None if step.workspace is None else index(step.workspace)
+        places = Places(index(step.a), index(step.b), index(step.result), bias, workspace)
+        return library.prepare(problem, step.algorithm, step.workspace_bytes, places)
+
+    return PreparedLaunch(tuple(name for name in given if name is not None), emit_step)
+
+
 def prepare_kernel(kernel: Kernel, form: Form, loader: CodeLoader, device: torch.device) -> PreparedKernel:
     """Settle everything about a kernel but memory.
 
@@ -95,6 +118,7 @@ def prepare_kernel(kernel: Kernel, form: Form, loader: CodeLoader, device: torch
         CodeMissingError: The loader lacks its code.
         DriverError: A cubin does not load.
         LibraryError: A shared library does not load.
+        CublasLtError: The library does not know an algorithm.
     """
     sizes = slot_sizes(form)
     steps: list[Call | PreparedLaunch] = []
@@ -103,6 +127,8 @@ def prepare_kernel(kernel: Kernel, form: Form, loader: CodeLoader, device: torch
             steps.append(_prepare_cuda(step, sizes, loader, device))
         elif isinstance(step, CpuLaunch):
             steps.append(_prepare_cpu(step, sizes, loader))
+        elif isinstance(step, LibraryMatmul):
+            steps.append(_prepare_library(step, sizes, device))
         else:
             steps.append(bind_call(step, sizes))
     workspaces = tuple(

@@ -7,9 +7,10 @@ import torch
 
 from tune_model.runtime.binding import body_kernel, prepare_kernel
 from tune_model.runtime.coverage import NotTunedError
+from tune_model.runtime.cublaslt import installed_version
 from tune_model.runtime.emission import PreparedKernel
 from tune_model.runtime.invoke import ProgramError
-from tune_model.runtime.kernel import Kernel
+from tune_model.runtime.kernel import Kernel, LibraryMatmul
 from tune_model.runtime.machine_code import CodeLoader
 from tune_model.runtime.program import Call, Form, Pack, Transpose, Weight, bind_form
 from tune_model.runtime.replay import Entry, Replay, Selection, select, slot_sizes
@@ -58,10 +59,12 @@ def form_label(form: Form) -> str:
 
 
 def _fits(kernel: Kernel, layouts: Mapping[str, str]) -> bool:
-    """Tell whether a kernel reads its weights in the layouts they have.
+    """Tell whether a kernel reads its weights in the layouts they have, and its library calls mean what they meant.
 
     Operators read a transposed weight as they read any tensor; launches have its strides built in.
     """
+    if any(isinstance(step, LibraryMatmul) and step.version != installed_version() for step in kernel.steps):
+        return False
     if dict(kernel.layouts) == layouts:
         return True
     strided = not kernel.layouts and set(layouts.values()) == {"transposed"}

@@ -1,9 +1,10 @@
 """What a tuned kernel is at run time: machine code by hash, how to launch it, and when that is legal.
 
 A `Kernel` is a short list of steps over a form's slots (`a0`, `t3`, workspaces `ws0`): launches of cubins or shared
-libraries and ATen calls, so a two-pass split-K, a cuBLAS call followed by a generated epilogue and the plain ATen
-baseline are all kernels. Sizes in launch facts are expressions over the *actual* layout of the slots, written
-`a0.size1` and `a0.stride0`, so a kernel tuned at one size says by itself for which others it is legal.
+libraries, products by a chosen algorithm of cuBLASLt, and ATen calls. So a two-pass split-K, a library call followed by
+a generated epilogue and the plain ATen baseline are all kernels. Sizes in launch facts are expressions over the actual
+layout of the slots, written `a0.size1` and `a0.stride0`, so a kernel tuned at one size says by itself for which others
+it is legal.
 Types only.
 """
 
@@ -22,6 +23,8 @@ __all__ = [
     "Kernel",
     "KernelArgument",
     "KernelStep",
+    "LibraryAlgorithm",
+    "LibraryMatmul",
     "Multiple",
     "Null",
     "Pointer",
@@ -98,7 +101,61 @@ class CpuLaunch(msgspec.Struct, frozen=True, tag="cpu", omit_defaults=True):
     sizes: tuple[Dim, ...] = ()
 
 
-KernelStep = CudaLaunch | CpuLaunch | Call
+class LibraryAlgorithm(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of cuBLASLt's kernels, by the values of `cublasLtMatmulAlgoConfigAttributes_t`."""
+
+    id: int
+    tile: int = 0
+    stages: int = 0
+    split_k: int = 1
+    reduction: int = 0
+    swizzle: int = 0
+    custom: int = 0
+    inner_shape: int = 0
+    cluster_shape: int = 0
+
+
+class LibraryMatmul(msgspec.Struct, frozen=True, tag="cublaslt", omit_defaults=True):
+    """One product by a chosen algorithm of cuBLASLt: `result[m, n] = a[m, k] @ b[k, n] + bias[n]`, rows contiguous.
+
+    Attributes:
+        a: Slot of the left operand.
+        b: Slot of the right operand.
+        result: Slot that is written.
+        m: Rows of `a`.
+        n: Columns of `b`.
+        k: Length of the dot products.
+        a_stride: Elements from one row of `a` to the next.
+        b_stride: Elements from one row of `b` to the next; with `b_by_columns` from one column to the next.
+        dtype: Of all operands; sums are float32.
+        algorithm: Which.
+        version: Of the library that it means this kernel in; with any other the kernel is not legal.
+        b_by_columns: Elements of a column of `b` are adjacent, as in a linear layer's weight [n, k].
+        tf32: float32 operands may be rounded to tf32.
+        bias: Slot of a vector.
+        workspace: Workspace slot.
+        workspace_bytes: Its size.
+    """
+
+    a: str
+    b: str
+    result: str
+    m: Dim
+    n: Dim
+    k: Dim
+    a_stride: Dim
+    b_stride: Dim
+    dtype: Literal["float32", "float16", "bfloat16"]
+    algorithm: LibraryAlgorithm
+    version: int
+    b_by_columns: bool = False
+    tf32: bool = False
+    bias: str | None = None
+    workspace: str | None = None
+    workspace_bytes: int = 0
+
+
+KernelStep = CudaLaunch | CpuLaunch | LibraryMatmul | Call
 
 
 class Workspace(msgspec.Struct, frozen=True, omit_defaults=True):

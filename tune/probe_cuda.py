@@ -8,7 +8,7 @@ import torch
 from tune_model.tune.nvml import Nvml
 from tune_model.tune.target import CudaTarget, TargetError
 
-__all__ = ["has_gpu", "offline_cuda", "probe_cuda", "require_gpu"]
+__all__ = ["has_gpu", "is_offline", "offline_cuda", "probe_cuda", "require_gpu"]
 
 _TYPICAL: Final = {
     # From NVIDIA's tuning guides and data sheets: SMs, L2, dynamic shared memory of a block, memory, clock.
@@ -90,13 +90,18 @@ def offline_cuda(arch: int) -> CudaTarget:
     )
 
 
+def is_offline(target: CudaTarget) -> bool:
+    """Say whether a target is a typical GPU, not one that was found."""
+    return target.driver_branch == _OFFLINE
+
+
 def require_gpu(target: CudaTarget, index: int) -> None:
     """Make sure that a target is the GPU with this number.
 
     Raises:
         TargetError: It is another one, or none.
     """
-    if target.driver_branch == _OFFLINE:
+    if is_offline(target):
         msg = (
             f"cannot measure for {target.name} (sm_{target.arch}): this machine has no such GPU; plan only, or tune on "
             "a machine that has one"

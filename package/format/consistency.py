@@ -7,10 +7,12 @@ in vain. Which operators may be called is the runtime's to say (`runtime.operato
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from tune_model.package.format.tensors import DTYPES, Listed
 from tune_model.package.format.wire import ArtifactError
 from tune_model.runtime.expression import Dim, ExpressionError, symbols
-from tune_model.runtime.kernel import Aligned, CpuLaunch, CudaLaunch, Integer, Kernel, Pointer
+from tune_model.runtime.kernel import Aligned, CpuLaunch, CudaLaunch, Integer, Kernel, LibraryMatmul, Pointer
 from tune_model.runtime.program import (
     Apply,
     Arg,
@@ -246,8 +248,21 @@ def _check_kernel(kernel: Kernel, scope: _Scope, code: Collection[str], field: s
             results.update(name for name in step.results if name is not None)
             scope.call(Call(step.op, step.args, step.kwargs), at)
             scope.defined |= results
+        elif isinstance(step, LibraryMatmul):
+            _check_product(step, scope, at)
         else:
             _check_launch(step, scope, code, at)
+
+
+def _check_product(step: LibraryMatmul, scope: _Scope, field: str) -> None:
+    for slot in (step.a, step.b, step.result, step.bias, step.workspace):
+        if slot is not None:
+            scope.use(slot, field)
+    for dim in (step.m, step.n, step.k, step.a_stride, step.b_stride):
+        scope.dim(dim, field)
+    numbers = msgspec.structs.astuple(step.algorithm)
+    if not all(0 <= number < 1 << 31 for number in numbers) or not 0 <= step.workspace_bytes <= 1 << 30:
+        raise scope.fail(field, "an algorithm of small numbers and a workspace of at most 1 GiB", repr(step))
 
 
 def _check_launch(launch: CudaLaunch | CpuLaunch, scope: _Scope, code: Collection[str], field: str) -> None:

@@ -11,6 +11,7 @@ from tune_model.tune.families import (
     cpp_gemv,
     cpp_pointwise,
     cpp_rows,
+    cublaslt,
     mkl_linear,
     mkldnn_linear,
     sdpa,
@@ -28,6 +29,7 @@ __all__ = ["families_for", "family_named"]
 
 _CUDA: tuple[Family, ...] = (
     aten.FAMILY,
+    cublaslt.FAMILY,
     triton_gemv.FAMILY,
     triton_matmul.FAMILY,
     triton_split_k.FAMILY,

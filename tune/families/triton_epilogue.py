@@ -5,7 +5,7 @@ follows; this keeps the library's matmul and makes one pass of the rest. A resid
 library call itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -21,7 +21,7 @@ from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch
 from tune_model.tune.triton.module import load_function
 from tune_model.tune.triton.row_source import pointwise_function
 
-__all__ = ["FAMILY", "TritonEpilogue"]
+__all__ = ["FAMILY", "TritonEpilogue", "rest_launch"]
 
 _SHAPES = ((1024, 4), (2048, 8), (512, 4), (512, 2), (1024, 8), (2048, 4), (256, 2), (256, 4), (4096, 8), (128, 4))
 """(block, num_warps): eight elements per thread first, a 16-byte access for half precision."""
@@ -68,7 +68,7 @@ class TritonEpilogue:
         values = dict(config)
         if values["block"] == 0:
             return _addmm(parts, task)
-        launch = _launch(rest, int(values["block"]), int(values["num_warps"]))
+        launch = rest_launch(rest, rest.names, int(values["block"]), int(values["num_warps"]))
         product = Call(parts.call.op, parts.call.args, parts.call.kwargs, (rest.product,))
         limit = Within(launch.grid[0], 0, _LARGEST_INDEX)
         built = build_kernel(KernelPlan((*parts.before, product, launch), requires=(*rest.requires, limit)), target)
@@ -87,13 +87,21 @@ def _split(task: Task) -> tuple[MatmulParts, RestKernel] | Rejected:
     return rest if isinstance(rest, Rejected) else (parts, rest)
 
 
-def _launch(rest: RestKernel, block: int, num_warps: int) -> Launch:
+def rest_launch(rest: RestKernel, names: Mapping[str, str], block: int, num_warps: int) -> Launch:
+    """Return the launch of what follows a matmul.
+
+    Args:
+        rest: As a nest.
+        names: What the launch calls those of the nest's slots that are renamed.
+        block: Elements per program.
+        num_warps: Per program.
+    """
     from tune_model.tune.triton.kernels import rows as kernels
 
     generated = pointwise_function(rest.nest, rest.form)
     arguments: dict[str, Argument] = {
         "operands": tuple(
-            Slot(rest.names.get(a.name, a.name), a.dtype, a.aligned) if isinstance(a, Slot) else a
+            Slot(names.get(a.name, a.name), a.dtype, a.aligned) if isinstance(a, Slot) else a
             for a in generated.operands
         ),
         "count": SizeOf(generated.extent),

@@ -377,5 +377,6 @@ def open_cublaslt(device: int) -> CublasLt:
     if stream is None:
         raise CublasLtError(f"torch {torch.__version__} is built without CUDA")
     with torch.cuda.device(device):
-        torch.cuda.current_blas_handle()  # the library and the context are there from here on
+        torch.empty(1, device="cuda")  # makes the context
+        torch.cuda.current_blas_handle()  # loads the library
         return CublasLt(_load(), stream, device)

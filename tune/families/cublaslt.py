@@ -115,7 +115,8 @@ class CublasLtMatmul:
         names = {parts.product: result}
         if rest is not None:
             names = rest.names
-            if rest.product == parts.product:  # nothing may be written over, so the product is scratch memory
+            kept = any(p.name == parts.product for p in task.form.results)
+            if rest.product == parts.product and not kept:  # nothing may be written over: scratch memory
                 names = {parts.product: "ws0"}
                 size = f"{parts.a}.size0*{parts.n}"
                 workspaces.append(Workspace("ws0", parts.type.dtype, size))

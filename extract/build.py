@@ -6,6 +6,7 @@ ones for tracing: plain meta tensors lose constants that `forward` makes on its 
 """
 
 import copy
+import difflib
 import importlib
 import logging
 import sys
@@ -26,6 +27,7 @@ __all__ = [
     "build_factory",
     "build_real",
     "build_transformers",
+    "first_line",
     "load_config",
     "make_fake",
     "parameters_on_meta",
@@ -34,6 +36,9 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+
+_SHOWN = 300
+"""Characters of a foreign error that are shown."""
 
 _AUTO_CLASSES = {"causal-lm": "AutoModelForCausalLM", "encoder": "AutoModel", "forward": "AutoModel"}
 
@@ -142,19 +147,36 @@ def load_config(source: TransformersSource) -> Any:
     model_type = fields.pop("model_type", None)
     if not isinstance(model_type, str):
         raise SourceError("the inline model config has no model_type; expected one such as llama or bert")
+    _check_model_type(model_type)
     return _checked(lambda: AutoConfig.for_model(model_type, **fields), f"the {model_type} config")
+
+
+def _check_model_type(model_type: str) -> None:
+    """Refuse a type that transformers does not know, naming the near ones; its own error lists hundreds."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = list(CONFIG_MAPPING.keys())
+    if model_type not in known:
+        near = difflib.get_close_matches(model_type, known, n=3)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise SourceError(
+            f"transformers {transformers.__version__} knows no model type {model_type!r}; expected one of its"
+            f" {len(known)} types, such as llama or bert{hint}"
+        )
 
 
 def _checked(load: Callable[[], Any], what: str) -> Any:
     try:
         return load()
     except Exception as error:  # the config classes raise whatever their fields' validation raises
-        raise SourceError(f"{what} was refused by transformers: {_first_line(error)}") from error
+        raise SourceError(f"{what} was refused by transformers: {first_line(error)}") from error
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return " ".join(text.split())[:400]
+def first_line(error: BaseException) -> str:
+    """Return what an error of a library or of the user's code says, in one line of bounded length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def model_class(source: TransformersSource, config: Any, task: str) -> Any:
@@ -165,13 +187,23 @@ def model_class(source: TransformersSource, config: Any, task: str) -> Any:
     if name is None and task == "forward":
         name = next(iter(config.architectures or ()), None)
     if name is None:
-        return getattr(transformers, _AUTO_CLASSES[task])
+        return _auto_class(getattr(transformers, _AUTO_CLASSES[task]), config, task)
     found = getattr(transformers, name, None)
     if found is None:
         raise SourceError(
             f"the model class {name!r} is not in this transformers; expected one such as LlamaForCausalLM"
         )
     return found
+
+
+def _auto_class(cls: Any, config: Any, task: str) -> Any:
+    """Return the auto class if it has a model for the configuration; its own error lists all those it has."""
+    if type(config) not in cls._model_mapping:
+        raise SourceError(
+            f"transformers has no {cls.__name__} for {config.model_type}, so it cannot be a {task} model; expected"
+            " another task, or a model class in architecture"
+        )
+    return cls
 
 
 def build_transformers(
@@ -228,10 +260,10 @@ def _construct(cls: Any, config: Any, dtype: str, attention: str) -> torch.nn.Mo
                 " attention classes, so its attention cannot be recognised; expected a model that transformers runs"
                 " with any attention implementation"
             ) from error
-        raise SourceError(f"transformers could not build {cls.__name__}: {_first_line(error)}") from error
+        raise SourceError(f"transformers could not build {cls.__name__}: {first_line(error)}") from error
     except Exception as error:  # model constructors raise whatever their code raises
         raise SourceError(
-            f"transformers could not build {cls.__name__} from the {config.model_type} config: {_first_line(error)}"
+            f"transformers could not build {cls.__name__} from the {config.model_type} config: {first_line(error)}"
         ) from error
     return model.eval()  # type: ignore[no-any-return]
 
@@ -264,8 +296,8 @@ def build_factory(source: FactorySource, dtype: str, *, real: bool = False) -> t
             factory = importlib.import_module(module_name)
             for part in attribute.split("."):
                 factory = getattr(factory, part)
-        except Exception as error:  # importing runs the user's code
-            raise SourceError(f"the factory {source.factory} could not be imported: {_first_line(error)}") from error
+        except (Exception, SystemExit) as error:  # importing runs the user's code
+            raise SourceError(f"the factory {source.factory} could not be imported: {first_line(error)}") from error
         if not callable(factory):
             raise SourceError(f"the factory {source.factory} is a {type(factory).__name__}; expected a callable")
         if not real:
@@ -273,9 +305,9 @@ def build_factory(source: FactorySource, dtype: str, *, real: bool = False) -> t
         try:
             with torch.no_grad():
                 made = factory()
-        except Exception as error:  # the user's code
+        except (Exception, SystemExit) as error:  # the user's code
             raise SourceError(
-                f"the factory {source.factory} failed: {type(error).__name__}: {_first_line(error)}"
+                f"the factory {source.factory} failed: {type(error).__name__}: {first_line(error)}"
             ) from error
     if not isinstance(made, torch.nn.Module):
         raise SourceError(f"the factory {source.factory} returned a {type(made).__name__}; expected a torch.nn.Module")

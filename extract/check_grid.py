@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 from tune_model.extract.request import Phase
-from tune_model.extract.trace import TraceError
+from tune_model.extract.trace import GridError
 from tune_model.runtime.expression import ExpressionError, evaluate
 from tune_model.runtime.program import Call, Program, Ref, TensorType
 
@@ -25,20 +25,20 @@ def check_grid(program: Program, phase: Phase, model: str) -> None:
         model: For the message.
 
     Raises:
-        TraceError: A point is outside a symbol's range, or the program does not fit it.
+        GridError: A point is outside a symbol's range, or the program does not fit it.
     """
     views = list(_views(program))
     for point in _points(program, phase):
         for symbol in program.symbols:
             if symbol.input is not None and not symbol.minimum <= point[symbol.name] <= symbol.maximum:
-                raise TraceError(
+                raise GridError(
                     f"{model}, {phase.name}: {symbol.name} is {point[symbol.name]} in the grid; the model takes"
                     f" {symbol.minimum} to {symbol.maximum}"
                 )
         for before, after in views:
             if _elements(before, point) != _elements(after, point):
                 sizes = ", ".join(f"{name} {value}" for name, value in point.items())
-                raise TraceError(
+                raise GridError(
                     f"{model}, {phase.name}: it does not run at {sizes}: {list(before.shape)} is viewed as"
                     f" {list(after.shape)}. Choose sizes that it can divide"
                 )

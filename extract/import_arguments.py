@@ -7,6 +7,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tune_model.extract.sizes import SizePrinter, is_row_major
 from tune_model.extract.trace import TraceError
@@ -82,6 +83,11 @@ class ArgumentWriter:
         if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
             return self.size(value)
         if isinstance(value, torch.SymFloat | torch.SymBool):
+            if free_unbacked_symbols(value):
+                raise TraceError(
+                    f"the model takes the number out of a tensor ({node.name}) and computes with it; expected tensors"
+                    " throughout, since a number read while the model runs cannot be part of a program"
+                )
             raise TraceError(f"the graph computes {node.name}, a number that depends on a size; expected integers")
         return Ref(self.value(node))
 

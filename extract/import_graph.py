@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from tune_model.extract.attention_step import ATTENTION
 from tune_model.extract.import_arguments import ArgumentWriter, dtype_name
 from tune_model.extract.sizes import SizePrinter, size_expression
-from tune_model.extract.trace import Trace, TraceError
+from tune_model.extract.trace import GridError, Trace, TraceError
 from tune_model.runtime.expression import Dim
 from tune_model.runtime.operators import OperatorError, resolve
 from tune_model.runtime.program import (
@@ -89,7 +89,7 @@ class MutationError(TraceError):
     """The graph writes into a tensor; functionalise it first."""
 
 
-class SpecialisedError(TraceError):
+class SpecialisedError(GridError):
     """A symbol was fixed while tracing.
 
     Attributes:

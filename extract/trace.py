@@ -7,7 +7,7 @@ import torch
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.program import Program
 
-__all__ = ["SourceError", "Trace", "TraceError", "UnknownAttentionError"]
+__all__ = ["GridError", "SourceError", "Trace", "TraceError", "UnknownAttentionError"]
 
 
 class SourceError(TuneModelError):
@@ -16,6 +16,10 @@ class SourceError(TuneModelError):
 
 class TraceError(TuneModelError):
     """The model was built but cannot be turned into a program that is right for every declared size."""
+
+
+class GridError(TraceError):
+    """The workload's grid asks for sizes that the model does not run at."""
 
 
 class UnknownAttentionError(TraceError):

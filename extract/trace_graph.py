@@ -4,17 +4,21 @@ Dims are automatic, then read back: a dim that got fixed although the grid asks 
 value it is traced again as that constant.
 """
 
+import io
 import logging
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.export import Dim as ExportDim
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from tune_model.extract.build import Built, weight_names
+from tune_model.extract.build import Built, first_line, weight_names
 from tune_model.extract.import_graph import Interface, MutationError, NamedInput, SpecialisedError, import_program
 from tune_model.extract.request import Phase
 from tune_model.extract.trace import Trace, TraceError, UnknownAttentionError
@@ -162,26 +166,47 @@ def _export(
     function: torch.nn.Module, examples: dict[str, torch.Tensor], dynamic: dict[str, dict[int, object]]
 ) -> ExportedProgram:
     try:
-        with torch.no_grad(), warnings.catch_warnings(), _quiet("torch.export", "torch._subclasses.fake_tensor"):
+        with torch.no_grad(), warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             return torch.export.export(function, (examples,), dynamic_shapes=(dynamic,), strict=False)
     except UnknownAttentionError:
         raise
     except TuneModelError as error:
         raise TraceError(str(error)) from error
-    except Exception as error:  # whatever the model's code or the tracer raises
-        text = " ".join(str(error).split())
-        raise TraceError(f"it cannot be traced: {type(error).__name__}: {text[:600]}") from error
+    except (Exception, SystemExit) as error:  # whatever the model's code or the tracer raises
+        raise TraceError(f"it cannot be traced{_line_of_model(error)}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return (
+            "it decides by a value that is computed while it runs; expected control flow that depends on sizes alone"
+            " (torch.where takes both branches)"
+        )
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _line_of_model(error: BaseException) -> str:
+    """Return ` at FILE:LINE (CODE)`: the innermost line that is neither torch's nor ours, which is the model's."""
+    ours = (Path(torch.__file__).parent, Path(__file__).resolve().parents[1], Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not any(Path(frame.filename).is_relative_to(folder) for folder in ours):
+            return f" at {Path(frame.filename).name}:{frame.lineno} ({frame.line})"
+    return ""
+
+
+_TRACERS = ("torch.export", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
 @contextmanager
-def _quiet(*loggers: str) -> Iterator[None]:
-    """Silence what the tracer logs before it raises the same."""
-    levels = {name: logging.getLogger(name).level for name in loggers}
+def _quiet() -> Iterator[None]:
+    """Silence what the tracer logs and prints (the graph so far) before it raises the same."""
+    levels = {name: logging.getLogger(name).level for name in _TRACERS}
     try:
-        for name in loggers:
+        for name in _TRACERS:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)

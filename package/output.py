@@ -1,5 +1,6 @@
 """Where an artifact goes: what a path asks for, what may be replaced, and replacing it all at once or not at all."""
 
+import errno
 import os
 import shutil
 import stat
@@ -17,6 +18,14 @@ __all__ = ["ArtifactFormat", "OutputError", "check_output", "choose_format", "st
 ArtifactFormat = Literal["file", "folder"]
 
 _ELSEWHERE: Final = "choose another path"
+_ADVICE: Final = {
+    errno.ENOENT: "make its folder",
+    errno.ENOTDIR: "remove the file in its way",
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EFBIG: "raise the limit on file sizes",
+    errno.ENAMETOOLONG: "shorten the name",
+}
 
 
 class OutputError(TuneModelError):
@@ -132,6 +141,7 @@ def _remove(path: Path) -> None:
 
 def _refusal(place: Path, error: OSError) -> OutputError:
     reason = error.strerror or str(error)
+    todo = _ADVICE.get(error.errno or 0, "make it writable")
     return OutputError(
-        f"{place}: cannot be written: {reason}; expected a writable folder with space; make room, or {_ELSEWHERE}"
+        f"{place}: cannot be written: {reason}; expected a writable folder with space; {todo}, or {_ELSEWHERE}"
     )

@@ -107,7 +107,8 @@ def open_artifact(path: str | os.PathLike[str]) -> Artifact:
     place = Path(path)
     files = _read_folder(place) if place.is_dir() else _read_file(place)
     if MANIFEST not in files:
-        raise ArtifactError(str(place), "the list of files", f"one with {MANIFEST}", "without: no artifact?")
+        expected = f"one with {MANIFEST}, as tune-model writes"
+        raise ArtifactError(str(place), "the list of files", expected, f"without {MANIFEST}")
     manifest_file = _display(place, MANIFEST)
     _check_limit(files[MANIFEST], MANIFEST, place)
     manifest = decode_manifest(bytes(files[MANIFEST]), manifest_file)
@@ -189,10 +190,8 @@ def _check_files(files: Mapping[str, memoryview], manifest: Manifest, place: Pat
         hashes = pool.map(lambda member: hashlib.sha256(files[member]).hexdigest(), order)
         for member, sha256 in zip(order, hashes, strict=True):
             if sha256 != manifest.files[member].sha256:
-                expected = manifest.files[member].sha256
-                raise ArtifactError(
-                    _display(place, member), "the SHA-256", expected, f"{sha256}; copy the artifact again"
-                )
+                expected = f"{manifest.files[member].sha256}: copy the artifact again"
+                raise ArtifactError(_display(place, member), "the SHA-256", expected, sha256)
 
 
 def _read_file(place: Path) -> dict[str, memoryview]:

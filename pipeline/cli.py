@@ -8,8 +8,10 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -113,10 +115,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run the command line and return its exit code; errors become one line on standard error."""
     try:
-        result: Any = group.main(arguments, prog_name="tune-model", standalone_mode=False)
+        with _short_warnings():
+            result: Any = group.main(arguments, prog_name="tune-model", standalone_mode=False, obj=tuple(arguments))
         return result if isinstance(result, int) else 0
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        advice = f" (see {context.command_path} --help)" if context is not None else ""
+        click.echo(f"error: {one_line(error.format_message())}{advice}", err=True)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
@@ -136,4 +144,32 @@ def describe(error: TuneModelError | OSError) -> str:
     """Say an error in one line. What the system refused (disk full, a file where a folder is needed) names its path."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror or type(error).__name__}"
-    return " ".join(str(error).split("\n"))
+    return one_line(str(error))
+
+
+def one_line(text: str) -> str:
+    """Put a message into one line."""
+    return " ".join(text.split("\n"))
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Say this project's own warnings in one line, without the place in the source that raised them."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if category.__module__.startswith("tune_model."):
+                click.echo(f"warning: {one_line(str(message))}", err=True)
+            else:
+                shown(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield

@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 
 from tune_model.pipeline.config import Override, parse_override
+from tune_model.runtime.errors import TuneModelError
 
 __all__ = ["artifact_argument", "config_argument", "effort_option", "set_option", "weights_option", "with_effort"]
 
 config_argument = click.argument("config_path", metavar="CONFIG.yaml")
-artifact_argument = click.argument("artifact_path", metavar="ARTIFACT")
 set_option = click.option(
     "--set",
     "overrides",
@@ -25,12 +25,28 @@ effort_option = click.option(
 )
 
 
+def _artifact_path(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not Path(value).exists():
+        raise click.BadParameter(f"{value} does not exist; expected an artifact that tune-model wrote")
+    return value
+
+
 def _weights_path(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """Find the weights, and read the headers of their files: what cannot be used is said before anything runs."""
     from tune_model.pipeline.request import model_folder
+    from tune_model.runtime.checkpoint import open_checkpoint
 
-    return None if value is None else str(model_folder(value, Path.cwd()))
+    if value is None:
+        return None
+    try:
+        folder = model_folder(value, Path.cwd())
+        open_checkpoint(folder)
+    except TuneModelError as error:
+        raise click.BadParameter(str(error)) from error
+    return str(folder)
 
 
+artifact_argument = click.argument("artifact_path", metavar="ARTIFACT", callback=_artifact_path)
 weights_option = click.option(
     "--weights",
     "weights_path",

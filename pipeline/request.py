@@ -21,7 +21,15 @@ __all__ = ["ModelNotFoundError", "make_request", "model_folder"]
 
 
 class ModelNotFoundError(TuneModelError):
-    """The configuration names a model that is not on this machine."""
+    """The configuration names a model that is not on this machine.
+
+    Attributes:
+        field: Of `$.model`: the one that names it.
+    """
+
+    def __init__(self, message: str, field: str = "path") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 def make_request(config: Config, folder: Path) -> Request:
@@ -76,7 +84,7 @@ def _source(model: TransformersModel | TorchModel | ExportedModel, folder: Path)
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        msg = f"{path} does not exist; expected the model that $.model.path names"
+        msg = f"{path} does not exist; expected a file or folder of the model"
         raise ModelNotFoundError(msg)
     return path.resolve()
 
@@ -90,9 +98,12 @@ def model_folder(text: str, folder: Path) -> Path:
     if not text.startswith("package:"):
         return _existing(folder / text)
     name, _, inner = text.removeprefix("package:").partition("/")
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name) if name else None
+    except (ImportError, ValueError):  # a package inside a package that is not there, or no package's name
+        spec = None
     if spec is None or not spec.submodule_search_locations:
-        msg = f"$.model.path is {text!r}, but no Python package {name!r} is installed; expected it beside tune-model"
+        msg = f"{text!r}: no Python package {name!r} is installed; expected package:NAME/FOLDER of one that is"
         raise ModelNotFoundError(msg)
     return _existing(Path(spec.submodule_search_locations[0]) / inner)
 
@@ -105,7 +116,6 @@ def _hub_folder(hub: str, revision: str | None) -> Path:
         return Path(snapshot_download(hub, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError) as error:
         msg = (
-            f"$.model.hub is {hub!r}, which is not in the local hub cache; download it first "
-            f"(huggingface-cli download {hub}) or give $.model.path"
+            f"{hub!r} is not in the local hub cache; download it first (hf download {hub}) or give $.model.path instead"
         )
-        raise ModelNotFoundError(msg) from error
+        raise ModelNotFoundError(msg, "hub") from error

@@ -171,7 +171,9 @@ def read_archive(buffer: memoryview, file: str) -> dict[str, memoryview]:
 def _list_members(buffer: memoryview, file: str) -> list[Stored]:
     total = len(buffer)
     if total < _END.size or bytes(buffer[total - _END.size : total - _END.size + 4]) != _END_START:
-        raise ArtifactError(file, f"the end of {total} bytes", "a zip directory without a comment", "none: cut off?")
+        if bytes(buffer[: len(ARCHIVE_START)]) != ARCHIVE_START:
+            raise ArtifactError(file, "the file", "an artifact that tune-model wrote", f"{total} bytes of another kind")
+        raise ArtifactError(file, "the file", "a whole artifact: copy it again", f"cut off after {total} bytes")
     _, _, _, _, count, length, start, _ = _END.unpack(buffer[total - _END.size :])
     if count > MEMBERS_AT_MOST:
         raise ArtifactError(file, "the number of files", f"at most {MEMBERS_AT_MOST}", str(count))

@@ -2,6 +2,8 @@
 
 import datetime as dt
 import platform
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,20 @@ import torch
 
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["BenchmarkResult", "device_name", "library_versions", "merge_rows", "write_result"]
+__all__ = [
+    "BenchmarkResult",
+    "check_result",
+    "command_text",
+    "device_name",
+    "library_versions",
+    "merge_commands",
+    "merge_rows",
+    "read_result",
+    "today",
+    "write_result",
+]
+
+_JOINT = " && "
 
 
 class BenchmarkResult(msgspec.Struct, frozen=True):
@@ -21,7 +36,7 @@ class BenchmarkResult(msgspec.Struct, frozen=True):
         device: Marketing name.
         versions: Of Python, torch, triton, transformers and the driver's CUDA.
         date: ISO day.
-        command: What to run to repeat it.
+        command: What was run; several commands where rows come from several runs.
         rows: One mapping per measured point.
         summary: Flat numbers for comparison between runs.
     """
@@ -71,13 +86,49 @@ def merge_rows(old: list[dict[str, Any]], new: list[dict[str, Any]], key: tuple[
     return [row for row in old if tuple(row.get(k) for k in key) not in fresh] + new
 
 
+def command_text(arguments: Sequence[str]) -> str:
+    """Return the command as it was typed, but of absolute paths only the file's name: they mean nothing elsewhere."""
+    return shlex.join(["tune-model", *(_short(argument) for argument in arguments)])
+
+
+def _short(argument: str) -> str:
+    option, equals, value = argument.partition("=")
+    if equals and option.startswith("--"):
+        return f"{option}={_short(value)}"
+    return Path(argument).name if argument.startswith("/") else argument
+
+
+def merge_commands(old: str, new: str) -> str:
+    """Return the commands that made a result to which rows were added, each once."""
+    return _JOINT.join(dict.fromkeys([*old.split(_JOINT), new]))
+
+
+def check_result(path: Path) -> None:
+    """Fail before anything is timed if a result could not be put at `path`.
+
+    Raises:
+        TuneModelError: Something else is there, or in its way.
+    """
+    if path.exists():
+        read_result(path)
+    for folder in path.absolute().parents:
+        if folder.exists():
+            if not folder.is_dir():
+                raise TuneModelError(f"{path}: {folder} is not a folder; expected one to put the result in")
+            return
+
+
 def write_result(path: Path, result: BenchmarkResult) -> None:
-    """Write a result file, atomically."""
+    """Write a result file, all of it or nothing."""
     text = msgspec.json.format(msgspec.json.encode(result), indent=1)
     temporary = path.with_suffix(path.suffix + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_bytes(text + b"\n")
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(text + b"\n")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_result(path: Path) -> BenchmarkResult:
@@ -88,6 +139,7 @@ def read_result(path: Path) -> BenchmarkResult:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=BenchmarkResult)
+    except OSError as error:
+        raise TuneModelError(f"{path}: {error.strerror}; expected a benchmark result or nothing") from error
     except msgspec.MsgspecError as error:
-        msg = f"{path}: {error}; expected a benchmark result"
-        raise TuneModelError(msg) from error
+        raise TuneModelError(f"{path}: {error}; expected a benchmark result or nothing") from error

@@ -1,6 +1,6 @@
 """`tune-model bench ARTIFACT`: the tuned model beside eager PyTorch and `torch.compile`, interleaved in one run."""
 
-import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from tune_model.pipeline.options import artifact_argument, weights_option
 if TYPE_CHECKING:
     import torch
 
+    from tune_model.package.read import Artifact
     from tune_model.pipeline.bench.interleave import Timing
     from tune_model.pipeline.bench.points import Point
 
@@ -48,24 +49,27 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     save_path: str | None,
 ) -> None:
     """Time every point and print the table."""
-    from tune_model.package.load import load
+    from tune_model.package.load import start
     from tune_model.package.read import open_artifact
     from tune_model.package.verification.original import build_original
     from tune_model.pipeline.bench.interleave import interleave
     from tune_model.pipeline.bench.points import contenders_at, points_of
+    from tune_model.pipeline.bench.result import check_result
     from tune_model.pipeline.console import console
 
-    manifest = open_artifact(artifact_path).manifest
-    request = manifest.request
+    artifact = open_artifact(artifact_path)
+    request = artifact.manifest.request
     points = [p for p in points_of(request.phases) if not only or any(str(p).startswith(o) for o in only)]
     if not points:
         names = "; ".join(str(p) for p in points_of(request.phases))
         raise click.UsageError(f"--only matches no point; there are: {names}")
+    if save_path is not None:
+        check_result(Path(save_path))
     out = console()
-    tuned_device = _device(device_name, manifest.target.__class__.__name__)
-    original = build_original(request, None if weights_path is None else Path(weights_path), tuned_device)
-    tuned = load(artifact_path, weights=original, device=tuned_device)
-    options = " ".join([f"--rounds {rounds}", *(f"--only {json.dumps(o)}" for o in only)])
+    device = _device(artifact, device_name)
+    original = build_original(request, None if weights_path is None else Path(weights_path), device)
+    tuned = start(artifact, original, device)
+    arguments = click.get_current_context().obj
     rows: list[dict[str, Any]] = []
     for point in points:
         contenders = contenders_at(point, tuned, original, request, compile_too=not no_compile)
@@ -73,15 +77,22 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
         out.print(_table(point, timings))
         rows += [_row(point, timing) for timing in timings]
         if save_path is not None:
-            _save(Path(save_path), manifest.name, tuned.device, rows, options)
+            _save(Path(save_path), artifact.manifest.name, tuned.device, rows, arguments)
         del contenders
         _free(tuned.device)
 
 
-def _device(name: str | None, target: str) -> "torch.device":
-    import torch
+def _device(artifact: "Artifact", name: str | None) -> "torch.device":
+    """Return where to run, once it is clear that the artifact can: the original model may take minutes to build."""
+    from tune_model.package.fingerprints import CudaToRun
+    from tune_model.package.load import check_machine
+    from tune_model.package.system import choose_device
 
-    return torch.device(name or ("cuda" if target == "CudaTarget" else "cpu"))
+    device = choose_device(name, "cuda" if isinstance(artifact.manifest.must_match_to_run, CudaToRun) else "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # loading it warns
+        check_machine(artifact, device)
+    return device
 
 
 def _free(device: "torch.device") -> None:
@@ -119,20 +130,27 @@ def _row(point: "Point", timing: "Timing") -> dict[str, Any]:
     return {"point": str(point), "phase": point.phase, **point.sizes, **msgspec.structs.asdict(timing)}
 
 
-def _save(path: Path, name: str, device: "torch.device", rows: list[dict[str, Any]], options: str) -> None:
+def _save(
+    path: Path, name: str, device: "torch.device", rows: list[dict[str, Any]], arguments: tuple[str, ...]
+) -> None:
     from tune_model.pipeline.bench.result import (
         BenchmarkResult,
+        command_text,
         device_name,
         library_versions,
+        merge_commands,
         merge_rows,
         read_result,
         today,
         write_result,
     )
 
-    old = read_result(path).rows if path.exists() else []
-    merged = merge_rows(old, rows, ("point", "name"))
-    command = f"tune-model bench {name}.tuned {options} --save {path.name}"
+    command = command_text(arguments)
+    merged = rows
+    if path.exists():
+        old = read_result(path)
+        merged = merge_rows(old.rows, rows, ("point", "name"))
+        command = merge_commands(old.command, command) if len(merged) > len(rows) else command
     result = BenchmarkResult(name, device_name(device), library_versions(), today(), command, merged, _summary(merged))
     write_result(path, result)
 

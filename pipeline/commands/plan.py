@@ -33,15 +33,19 @@ The model is traced without weights, so this needs neither a GPU nor memory for 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: programs, tasks, skipped steps, notes.")
 def command(config_path: str, overrides: tuple[str, ...], effort: str | None, as_json: bool) -> None:
     """Trace, group and print."""
-    from tune_model.extract.plan import extract
     from tune_model.pipeline.config import load_config
+    from tune_model.pipeline.extraction import extract_configured
     from tune_model.pipeline.options import with_effort
-    from tune_model.pipeline.request import make_request
+    from tune_model.runtime.errors import TuneModelError
     from tune_model.tune.probe import planned_target
 
     loaded = load_config(config_path, with_effort(overrides, effort))
-    target, assumed = planned_target(loaded.config.target)
-    plan = extract(make_request(loaded.config, loaded.folder)).plan
+    try:
+        target, assumed = planned_target(loaded.config.target)
+    except TuneModelError as error:
+        raise loaded.place(error, ("target",)) from error
+    _, extraction = extract_configured(loaded)
+    plan = extraction.plan
     notes = plan.notes if assumed is None else (*plan.notes, assumed)
     plan = msgspec.structs.replace(plan, notes=notes)
     cost = plan_cost(plan, target, loaded.config.search.effort)

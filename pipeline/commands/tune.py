@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tune_model.package.contents import ArtifactContents
     from tune_model.pipeline.config import LoadedConfig
     from tune_model.tune.choice import Tuning
+    from tune_model.tune.target import Target
 
 __all__ = ["command"]
 
@@ -43,7 +44,7 @@ a records database, so running the command again continues where it stopped and 
 @set_option
 @effort_option
 @click.option("--budget", metavar="TIME", default=None, help="Longest time to tune: 90s, 10m, 2h.")
-@click.option("--records", "records_path", metavar="FOLDER", default=None, help="Records and kernels live here.")
+@click.option("--records", "store_path", metavar="FOLDER", default=None, help="Records and kernels live here.")
 @click.option("--recheck", is_flag=True, help="Measure again what the records already hold.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line instead of progress.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter per option
@@ -52,46 +53,48 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     overrides: tuple[str, ...],
     effort: str | None,
     budget: str | None,
-    records_path: str | None,
+    store_path: str | None,
     recheck: bool,
     as_json: bool,
 ) -> int:
     """Conduct the rooms."""
-    from tune_model.extract.plan import extract
     from tune_model.package.output import check_output
     from tune_model.package.write import write_artifact
     from tune_model.pipeline.config import budget_seconds, load_config
     from tune_model.pipeline.console import console, size_text
     from tune_model.pipeline.environment import read_environment
+    from tune_model.pipeline.extraction import extract_configured
     from tune_model.pipeline.progress import make_report
-    from tune_model.pipeline.request import make_request
     from tune_model.pipeline.scoreboard import print_scoreboard
+    from tune_model.pipeline.store import check_store, kernels_path, records_path
     from tune_model.tune.candidate import Effort
     from tune_model.tune.options import TuneOptions
-    from tune_model.tune.probe import probe_target
     from tune_model.tune.tuner import tune
 
+    if store_path == "":
+        raise click.BadParameter("is empty; expected a folder", param_hint="--records")
     texts = overrides if budget is None else (*overrides, f"search.budget={budget}")
     loaded = load_config(config_path, with_effort(texts, effort))
     config = loaded.config
-    output = output_path or config.output.path or f"{config.name}.tuned"
+    output = (config.output.path or f"{config.name}.tuned") if output_path is None else output_path
     check_output(output)
+    store = Path(store_path) if store_path else read_environment().cache_dir
+    check_store(store)
+    target = _measurable_target(loaded)
     say = console(error=True)
-    target = probe_target(config.target)
     say.print(f"target: {target.name}", markup=False)
-    request = make_request(config, loaded.folder)
-    extraction = extract(request)
+    request, extraction = extract_configured(loaded)
+    _check_weights(loaded, request)
     for program in extraction.plan.programs:
         say.print(
             f"traced {program.name}: {len(program.steps)} steps, {len(program.forms)} distinct regions", markup=False
         )
-    store = Path(records_path) if records_path else read_environment().cache_dir
     options = TuneOptions(
         effort=Effort(config.search.effort),
         budget_s=budget_seconds(config),
         seed=config.search.seed,
-        records_path=store / "records.sqlite",
-        kernels_path=store / "kernels",
+        records_path=records_path(store),
+        kernels_path=kernels_path(store),
         recheck=recheck,
         build_workers=os.cpu_count() or 1,
     )
@@ -117,6 +120,41 @@ def exit_code(tuning: "Tuning") -> int:
     return 0 if complete and not tuning.stopped else EXIT_PARTIAL
 
 
+def _measurable_target(loaded: "LoadedConfig") -> "Target":
+    """Return the machine to tune for, which must be this one: known before the model is traced."""
+    from tune_model.tune.probe import probe_target
+    from tune_model.tune.probe_cuda import require_gpu
+    from tune_model.tune.target import CudaTarget
+
+    try:
+        target = probe_target(loaded.config.target)
+        if isinstance(target, CudaTarget):
+            require_gpu(target, 0)
+    except TuneModelError as error:
+        raise loaded.place(error, ("target",)) from error
+    return target
+
+
+def _check_weights(loaded: "LoadedConfig", request: "Request") -> None:
+    """Look for the weights that are to be embedded, before tuning; they are read after it."""
+    from tune_model.runtime.checkpoint import open_checkpoint
+
+    if loaded.config.output.weights != "embed":
+        return
+    folder = _weights_folder(request)
+    if folder is None:
+        expected = "external, since the model comes without weights; or give $.model.path"
+        raise loaded.error(("output", "weights"), expected)
+    try:
+        open_checkpoint(folder)
+    except TuneModelError as error:
+        raise loaded.place(error, ("output", "weights")) from error
+
+
+def _weights_folder(request: "Request") -> str | None:
+    return getattr(request.source, "folder", None)
+
+
 def _contents(
     loaded: "LoadedConfig", request: "Request", tuning: "Tuning", constants: "Mapping[str, Tensor]"
 ) -> "ArtifactContents":
@@ -136,14 +174,9 @@ def _contents(
 
 
 def _embedded(request: "Request", tuning: "Tuning") -> "Mapping[str, Tensor]":
-    from tune_model.extract.request import TransformersSource
     from tune_model.runtime.weights import read_sources
 
-    folder = request.source.folder if isinstance(request.source, TransformersSource) else None
-    if folder is None:
-        msg = "$.output.weights is embed, but the model comes without weights; give $.model.path or use external"
-        raise TuneModelError(msg)
-    return read_sources(tuning.plan.programs, Path(folder))
+    return read_sources(tuning.plan.programs, _weights_folder(request) or "")
 
 
 def _size(place: Path) -> int:

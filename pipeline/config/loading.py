@@ -8,7 +8,7 @@ import msgspec
 import yaml
 
 import tune_model
-from tune_model.pipeline.config.document import Document, DocumentError, Path, parse_document
+from tune_model.pipeline.config.document import Document, DocumentError, Path, format_path, parse_document
 from tune_model.pipeline.config.overrides import Override, apply_override, parse_override
 from tune_model.pipeline.config.rules import violations
 from tune_model.pipeline.config.schema import Config
@@ -41,6 +41,15 @@ class LoadedConfig(msgspec.Struct, frozen=True):
             seen: What is there, with its verb; by default the value itself.
         """
         return Violation(path, expected, seen).to_error(self.document)
+
+    def place(self, error: Exception, path: Path) -> ConfigError:
+        """Say what another room refused with the value that led there: `model.yaml:3: $.target: no such GPU`.
+
+        Args:
+            error: Says what was seen, what was expected and what to do.
+            path: The value it is about.
+        """
+        return ConfigError(f"{self.document.origin(path)}: {format_path(path)}: {error}")
 
 
 def load_config(name: str, overrides: Iterable[Override | str] = ()) -> LoadedConfig:

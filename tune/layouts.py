@@ -7,7 +7,7 @@ them. A re-laid-out weight must pay: the plain layout stays unless the total fal
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -26,6 +26,9 @@ PLAIN: Final = ""
 
 _MUST_GAIN: Final = 0.99
 _PATTERNS_AT_MOST: Final = 1024
+"""Combinations of the layouts of one group that are all tried; beyond, one component at a time changes."""
+
+_SWEEPS: Final = 4
 
 Slot = tuple[str, str]
 """A task's or a form's key, and the name of one of its inputs."""
@@ -162,12 +165,41 @@ def _best_pattern(
     plain = dict.fromkeys(roots, PLAIN)
     best_pattern, (best_cost, best) = plain, _evaluate(group, plain, finals, components)
     limit = best_cost * _MUST_GAIN
-    for values in itertools.islice(itertools.product(*choices), _PATTERNS_AT_MOST):
-        pattern = dict(zip(roots, values, strict=True))
+
+    def cost_of(pattern: Mapping[Slot, str]) -> float:
+        return _evaluate(group, pattern, finals, components)[0]
+
+    if math.prod(len(choice) for choice in choices) <= _PATTERNS_AT_MOST:
+        patterns = [dict(zip(roots, values, strict=True)) for values in itertools.product(*choices)]
+    else:
+        patterns = [_descend(roots, choices, cost_of)]
+    for pattern in patterns:
         cost, winners = _evaluate(group, pattern, finals, components)
         if cost < min(limit, best_cost):
             best_pattern, best_cost, best = pattern, cost, winners
     return best_pattern, best
+
+
+def _descend(
+    roots: Sequence[Slot], choices: Sequence[Sequence[str]], cost_of: Callable[[Mapping[Slot, str]], float]
+) -> dict[Slot, str]:
+    """Change one component's layout after another to its best given the others, until none changes.
+
+    For groups with more components than can be tried in every combination; costs grow with their number only.
+    """
+    pattern = dict.fromkeys(roots, PLAIN)
+    best = cost_of(pattern)
+    for _ in range(_SWEEPS):
+        before = dict(pattern)
+        for root, choice in zip(roots, choices, strict=True):
+            for layout in choice:
+                changed = {**pattern, root: layout}
+                cost = cost_of(changed)
+                if cost < best:
+                    pattern, best = changed, cost
+        if pattern == before:
+            break
+    return pattern
 
 
 def _evaluate(

@@ -24,7 +24,7 @@ from tune_model.runtime.program import (
 )
 from tune_model.runtime.weights import pack_weight
 
-__all__ = ["Layouts", "apply_layouts", "relaid_form", "relay"]
+__all__ = ["TRANSPOSED", "Layouts", "apply_layouts", "relaid_form", "relay"]
 
 TRANSPOSED: Final = "transposed"
 

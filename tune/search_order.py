@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import TypeVar
 
 from tune_model.tune.candidate import Config, Effort
 
-__all__ = ["LIMITS", "thin", "with_dependent_launch"]
+__all__ = ["LIMITS", "interleave", "thin", "with_dependent_launch"]
+
+T = TypeVar("T")
 
 LIMITS = {Effort.QUICK: 8, Effort.BALANCED: 40, Effort.THOROUGH: 400}
 """Most configurations per family and task."""
@@ -36,3 +39,13 @@ def with_dependent_launch(configurations: Iterable[Config], *, offered: bool) ->
             if place % 2:
                 yield waiting.pop(0)
     yield from waiting
+
+
+def interleave(main: Iterable[T], other: Iterable[T], every: int) -> Iterator[T]:
+    """Yield all of `main` in order, after each `every` of them one of `other`, then what is left of `other`."""
+    rest = iter(other)
+    for place, item in enumerate(main, 1):
+        yield item
+        if place % every == 0:
+            yield from islice(rest, 1)
+    yield from rest

@@ -41,3 +41,35 @@ def product(m: int, n: int, k: int, dtype: str = "float32") -> Form:
     b = FormBuilder("matmul")
     bias, x = b.input((n,), dtype), b.input((m, k), dtype)
     return _form(b, b.call("addmm.default", bias, x, b.input((k, n), dtype, role="weight")))
+
+
+Strides = tuple[int, ...]
+
+
+def matrices(m: int, n: int, k: int, a: Strides | None, b: Strides | None, dtype: str = "float32") -> Form:
+    """A product of two matrices that are no weights, with the strides given."""
+    builder = FormBuilder("matmul")
+    return _form(builder, builder.call("mm.default", builder.input((m, k), dtype, a), builder.input((k, n), dtype, b)))
+
+
+def batched(
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str = "float32",
+    *,
+    tail: str = "",
+    a: Strides | None = None,
+    b: Strides | None = None,
+) -> Form:
+    """Products of [batch, m, k] and [batch, k, n], and what follows them."""
+    builder = FormBuilder("matmul")
+    y = builder.call("bmm.default", builder.input((batch, m, k), dtype, a), builder.input((batch, k, n), dtype, b))
+    match tail:
+        case "gelu":
+            return _form(builder, builder.call("gelu.default", y))
+        case "residual":
+            return _form(builder, builder.call("add.Tensor", builder.input((batch, m, n), dtype), y))
+        case _:
+            return _form(builder, y)

@@ -2,8 +2,9 @@ import msgspec
 import pytest
 from tuning_fakes import linear_form, linear_plan
 
-from tune_model.extract.task import Plan
-from tune_model.runtime.program import Call, Pack, Ref, Transpose, Weight
+from tune_model.extract.task import NumericRules, Plan, Task, task_key
+from tune_model.runtime.program import Apply, Call, Pack, Ref, Transpose, Weight, bind_form, fingerprint
+from tune_model.tune import layouts as layouts_module
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.layouts import settle_layouts
 from tune_model.tune.records import Finalist
@@ -32,6 +33,62 @@ def test_the_total_decides_not_the_single_task():
     assert names(plan, small, large) == ["plain", "aten"]
     heavier = msgspec.structs.replace(plan, tasks=(msgspec.structs.replace(plan.tasks[0], weight=10.0), plan.tasks[1]))
     assert names(heavier, small, large) == ["packed", "packed"]
+
+
+def test_a_weight_transposed_for_prefill_must_win_over_its_decode_tasks_too():
+    """Every task has the library over the transpose, so the layout can be chosen; decode runs far more often."""
+    plan = linear_plan(1, 2048)
+    decode, prefill = plan.tasks
+    often = msgspec.structs.replace(plan, tasks=(msgspec.structs.replace(decode, weight=128.0), prefill))
+    few = [extern(), finalist("gemv", 8.0), finalist("aten_transposed", 10.5, "transposed")]
+    many = [extern(500.0), finalist("aten_transposed", 460.0, "transposed", extern=500.0)]
+    assert names(plan, few, many) == ["aten_transposed", "aten_transposed"]
+    assert names(often, few, many) == ["gemv", "aten"]
+    few.append(finalist("split_k", 8.1, "transposed"))
+    assert names(often, few, many) == ["split_k", "aten_transposed"]
+
+
+def chain_of_weights(count: int) -> Plan:
+    """One form that reads many weights."""
+    form = linear_form()
+    weights = tuple(msgspec.structs.replace(form.parameters[1], name=f"w{k}") for k in range(count))
+    wide = msgspec.structs.replace(form, parameters=(form.parameters[0], *weights))
+    key = fingerprint(wide)
+    plan = linear_plan(1)
+    (program,), (task,) = plan.programs, plan.tasks
+    kept = tuple(Weight(f"w{k}", weights[k].type, (f"layer{k}.weight",)) for k in range(count))
+    inputs = ("x", *(w.name for w in kept))
+    program = msgspec.structs.replace(
+        program, weights=kept, forms={key: wide}, steps=(Apply(key, inputs, ("y",), ("batch",)),)
+    )
+    bound = Task(bind_form(wide, (1,)), NumericRules())
+    sites = tuple(msgspec.structs.replace(site, form=key) for site in task.sites)
+    return msgspec.structs.replace(
+        plan, programs=(program,), tasks=(msgspec.structs.replace(task, key=task_key(bound), task=bound, sites=sites),)
+    )
+
+
+@pytest.mark.parametrize("count", [4, 14])
+def test_many_weights_that_go_together_are_settled_one_after_another(count: int):
+    """Two layouts of fourteen weights are 16384 combinations; the way down takes 14 a sweep and finds the same."""
+    plan = chain_of_weights(count)
+    slots = [f"w{k}" for k in range(count)]
+    finals = [extern(100.0)]
+    for turned in range(1, count + 1):
+        layouts = tuple((slot, "transposed") for slot in slots[:turned])
+        us = 100.0 - turned
+        finals.append(Finalist(Candidate(f"turned{turned}"), layouts, us, 100.0 / us, 100.0 / us, 100.0 / us, 1, True))
+    asked = []
+    real = layouts_module._evaluate
+
+    def counted(*arguments):
+        asked.append(1)
+        return real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layouts_module, "_evaluate", counted)
+        assert names(plan, finals) == [f"turned{count}"]
+    assert len(asked) <= 200
 
 
 def test_a_layout_that_one_reader_cannot_take_is_out():

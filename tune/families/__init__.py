@@ -7,6 +7,7 @@ task. Importing a family needs neither Triton nor a compiler; building does.
 from tune_model.tune.candidate import Family
 from tune_model.tune.families import (
     aten,
+    aten_transposed,
     cpp_epilogue,
     cpp_gemv,
     cpp_pointwise,
@@ -29,6 +30,7 @@ __all__ = ["families_for", "family_named"]
 
 _CUDA: tuple[Family, ...] = (
     aten.FAMILY,
+    aten_transposed.FAMILY,
     cublaslt.FAMILY,
     triton_gemv.FAMILY,
     triton_matmul.FAMILY,

@@ -10,14 +10,17 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from tune_model.extract.task import Task
-from tune_model.runtime.kernel import Aligned, Kernel, Within
+from tune_model.runtime.kernel import Aligned, Kernel, KernelStep, Within
 from tune_model.runtime.program import Call, FormKind, Ref
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.rest import MatmulParts, RestKernel, lower_rest, take_apart
+from tune_model.tune.relayout import TRANSPOSED, Layouts
 from tune_model.tune.search_order import thin
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, SizeOf, Slot, build_kernel
+from tune_model.tune.triton.matmul_plan import transposed_weight
+from tune_model.tune.triton.matmul_space import with_layouts
 from tune_model.tune.triton.module import load_function
 from tune_model.tune.triton.row_source import pointwise_function
 
@@ -26,6 +29,8 @@ __all__ = ["FAMILY", "TritonEpilogue", "rest_launch"]
 _SHAPES = ((1024, 4), (2048, 8), (512, 4), (512, 2), (1024, 8), (2048, 4), (256, 2), (256, 4), (4096, 8), (128, 4))
 """(block, num_warps): eight elements per thread first, a 16-byte access for half precision."""
 
+_TRANSPOSED_AT_MOST = 4
+
 _LARGEST_INDEX = 2**31 - 8192
 
 
@@ -33,7 +38,7 @@ class TritonEpilogue:
     """See the module."""
 
     name = "triton_epilogue"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -57,7 +62,9 @@ class TritonEpilogue:
         spaces: list[Config] = [(("block", block), ("num_warps", warps)) for block, warps in _SHAPES]
         if _residual(found[0], task) is not None:
             spaces.insert(1, (("block", 0), ("num_warps", 0)))
-        yield from thin(spaces, effort, share=0.5)
+        # The best block does not depend on the weight's layout.
+        transposed = () if isinstance(transposed_weight(task), Rejected) else spaces[:_TRANSPOSED_AT_MOST]
+        yield from thin(with_layouts(spaces, transposed, every=2), effort, share=0.5)
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
         """Compile what follows the matmul; `block=0` is the library's addmm."""
@@ -66,12 +73,14 @@ class TritonEpilogue:
             return found if isinstance(found, Rejected) else Rejected("unsupported", "a CUDA kernel")
         parts, rest = found
         values = dict(config)
+        layouts: Layouts = ((parts.weight, TRANSPOSED),) if values["layout"] == TRANSPOSED else ()
         if values["block"] == 0:
-            return _addmm(parts, task)
+            return _addmm(parts, task, layouts)
         launch = rest_launch(rest, rest.names, int(values["block"]), int(values["num_warps"]))
         product = Call(parts.call.op, parts.call.args, parts.call.kwargs, (rest.product,))
         limit = Within(launch.grid[0], 0, _LARGEST_INDEX)
-        built = build_kernel(KernelPlan((*parts.before, product, launch), requires=(*rest.requires, limit)), target)
+        steps: tuple[Launch | KernelStep, ...] = (*parts.before, product, launch)
+        built = build_kernel(KernelPlan(steps, layouts=layouts, requires=(*rest.requires, limit)), target)
         if isinstance(built, Rejected):
             return built
         # The library's product is aligned by its allocator, so nothing is asked of callers.
@@ -125,7 +134,7 @@ def _residual(parts: MatmulParts, task: Task) -> str | None:
     return others[0] if len(others) == 1 and types.get(others[0]) == parts.type else None
 
 
-def _addmm(parts: MatmulParts, task: Task) -> Built | Rejected:
+def _addmm(parts: MatmulParts, task: Task, layouts: Layouts) -> Built | Rejected:
     residual = _residual(parts, task)
     if residual is None:
         return Rejected("unsupported", "no residual that addmm could add")
@@ -135,7 +144,7 @@ def _addmm(parts: MatmulParts, task: Task) -> Built | Rejected:
         Call("aten.t.default", (Ref(parts.weight),), (), (transposed,)),
         Call("aten.addmm.default", (Ref(residual), Ref(parts.a), Ref(transposed)), (), (result,)),
     )
-    return Built(Kernel(steps), {})
+    return Built(Kernel(steps, layouts=layouts), {})
 
 
 FAMILY = TritonEpilogue()

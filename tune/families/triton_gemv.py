@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
+from tune_model.tune.relayout import TRANSPOSED
 from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import gemv_plan, read_product
-from tune_model.tune.triton.matmul_space import gemv_space
+from tune_model.tune.triton.matmul_space import gemv_space, with_layouts
 
 __all__ = ["FAMILY", "TritonGemv"]
 
@@ -20,7 +21,7 @@ class TritonGemv:
     """See the module."""
 
     name = "triton_gemv"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -44,12 +45,15 @@ class TritonGemv:
         if isinstance(product, Rejected) or not isinstance(target, CudaTarget):
             return
         overlap = target.arch >= 90
-        configurations = with_dependent_launch(gemv_space(product, target), offered=overlap)
-        yield from thin(configurations, effort, 1.0)
+        turned = read_product(task, TRANSPOSED)
+        transposed = [] if isinstance(turned, Rejected) else gemv_space(turned, target)
+        # Rows of a plain weight are what a program streams; the transpose is for weights that prefill wants so.
+        space = with_layouts(gemv_space(product, target), transposed, every=5)
+        yield from thin(with_dependent_launch(space, offered=overlap), effort, 1.0)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""
-        product = read_product(task)
+        product = read_product(task, str(dict(config)["layout"]))
         return product if isinstance(product, Rejected) else gemv_plan(product, config)
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:

@@ -8,8 +8,8 @@ from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
-from tune_model.tune.triton.matmul_plan import Product, matmul_plan, read_product
-from tune_model.tune.triton.matmul_space import matmul_space
+from tune_model.tune.triton.matmul_plan import Product, matmul_plan, read_product, transposed_weight
+from tune_model.tune.triton.matmul_space import matmul_space, with_layouts
 
 __all__ = ["FAMILY", "TritonMatmul"]
 
@@ -21,7 +21,7 @@ class TritonMatmul:
     """See the module."""
 
     name = "triton_matmul"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -43,12 +43,14 @@ class TritonMatmul:
         if isinstance(product, Rejected) or not isinstance(target, CudaTarget):
             return
         overlap = target.arch >= 90 and product.m <= _MOST_ROWS_OVERLAPPED
-        configurations = with_dependent_launch(matmul_space(product, target), offered=overlap)
-        yield from thin(configurations, effort, _share(product))
+        tiles = matmul_space(product, target)
+        can_turn = not isinstance(transposed_weight(task), Rejected)
+        space = with_layouts(tiles, tiles if can_turn else (), every=2)
+        yield from thin(with_dependent_launch(space, offered=overlap), effort, _share(product))
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""
-        product = read_product(task)
+        product = read_product(task, str(dict(config)["layout"]))
         return product if isinstance(product, Rejected) else matmul_plan(product, config)
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:

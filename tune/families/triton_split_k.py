@@ -8,8 +8,8 @@ from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
-from tune_model.tune.triton.matmul_plan import Product, read_product, split_k_plan
-from tune_model.tune.triton.matmul_space import split_k_space
+from tune_model.tune.triton.matmul_plan import Product, read_product, split_k_plan, transposed_weight
+from tune_model.tune.triton.matmul_space import split_k_space, with_layouts
 
 __all__ = ["FAMILY", "TritonSplitK"]
 
@@ -21,7 +21,7 @@ class TritonSplitK:
     """See the module."""
 
     name = "triton_split_k"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -31,6 +31,8 @@ class TritonSplitK:
         product = read_product(task)
         if isinstance(product, Rejected):
             return product
+        if product.batch is not None:
+            return Rejected("unsupported", "a batched matmul, whose batches fill the device")
         if not split_k_space(product, target):
             return Rejected("unsupported", f"{product.m} x {product.n} x {product.k} fills the device unsplit")
         return None
@@ -45,12 +47,14 @@ class TritonSplitK:
         if isinstance(product, Rejected) or not isinstance(target, CudaTarget):
             return
         overlap = target.arch >= 90 and product.m <= _MOST_ROWS_OVERLAPPED
-        configurations = with_dependent_launch(split_k_space(product, target), offered=overlap)
-        yield from thin(configurations, effort, _share(product))
+        tiles = split_k_space(product, target)
+        can_turn = not isinstance(transposed_weight(task), Rejected)
+        space = with_layouts(tiles, tiles if can_turn else (), every=2)
+        yield from thin(with_dependent_launch(space, offered=overlap), effort, _share(product))
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""
-        product = read_product(task)
+        product = read_product(task, str(dict(config)["layout"]))
         return product if isinstance(product, Rejected) else split_k_plan(product, config)
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:

@@ -3,7 +3,8 @@
 The epilogue is printed from the form's loop nest over the output tile and handed to the kernel as a constexpr function.
 """
 
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from tune_model.extract.task import Task
 from tune_model.runtime.expression import Dim, evaluate
@@ -12,87 +13,154 @@ from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Config, Rejected
 from tune_model.tune.loops.epilogue import Epilogue, lower_epilogue
+from tune_model.tune.loops.ir import Axis
 from tune_model.tune.loops.rounding import elide_rounding
+from tune_model.tune.relayout import TRANSPOSED, Layouts, relaid_form
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.emit import Operands, Printer, Space
 from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, SizeOf, Slot
 from tune_model.tune.triton.module import load_function
 
-__all__ = ["ELEMENT_BYTES", "Product", "gemv_plan", "matmul_plan", "read_product", "split_k_plan"]
+__all__ = [
+    "ELEMENT_BYTES",
+    "Product",
+    "epilogue_function",
+    "gemv_plan",
+    "matmul_plan",
+    "partial_function",
+    "read_product",
+    "split_k_plan",
+    "sum_launch",
+    "transposed_weight",
+]
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+_LONGEST_GRID: Final = 65535
+"""Blocks in y and z."""
 
 
 class Product(NamedTuple):
     """A matmul task in the kernels' terms.
 
     Attributes:
-        form: The task's form.
+        form: The task's form, its weight laid out as `layouts` says.
         epilogue: It taken apart.
+        layouts: What the kernel demands of the weight.
         m: Rows at the task's own size.
         n: Columns of the result; with two halves the product has twice as many.
         k: Length of the dot products.
         halves: Accumulators: 2 when both halves of the columns meet in one result.
-        x_stride: Distance of two rows of the left operand.
-        w_strides: Distance of two columns and of two elements of a column of the right operand.
+        x_strides: Of the left operand: batch (0 without one), row, k.
+        w_strides: Of the right operand: batch (0 without one), column, k.
         precision: Of `tl.dot`: `ieee` or `tf32`; halves do not care.
     """
 
     form: Form
     epilogue: Epilogue
+    layouts: Layouts
     m: int
     n: int
     k: int
     halves: int
-    x_stride: Dim
-    w_strides: tuple[int, int]
+    x_strides: tuple[Dim, Dim, Dim]
+    w_strides: tuple[Dim, Dim, Dim]
     precision: str
 
+    @property
+    def batch(self) -> Axis | None:
+        """The batch axis."""
+        return self.epilogue.batch
 
-def read_product(task: Task) -> Product | Rejected:
-    """Read a matmul task, or say why the kernels cannot run it."""
+    @property
+    def batches(self) -> int:
+        """Products in one call, at the task's own size."""
+        return 1 if self.epilogue.batch is None else self.epilogue.batch.size
+
+
+@lru_cache(maxsize=64)  # a family that accepts a task is asked for its configurations next, and so is its sibling
+def read_product(task: Task, layout: str = "plain") -> Product | Rejected:
+    """Read a matmul task, or say why the kernels cannot run it.
+
+    Args:
+        task: What to run.
+        layout: `transposed` for the task with its weight stored as the transpose.
+    """
     if task.form.kind != "matmul":
         return Rejected("unsupported", f"a {task.form.kind}, not a matmul")
-    epilogue = lower_epilogue(task.form)
+    form = task.form
+    layouts: Layouts = ()
+    if layout == TRANSPOSED:
+        weight = transposed_weight(task)
+        if isinstance(weight, Rejected):
+            return weight
+        layouts = ((weight, TRANSPOSED),)
+        form = relaid_form(form, layouts)
+    epilogue = lower_epilogue(form)
     if isinstance(epilogue, Rejected):
         return epilogue
-    if epilogue.batch is not None:
-        return Rejected("unsupported", "a batched matmul")
     if epilogue.dtype not in ELEMENT_BYTES:
         return Rejected("unsupported", f"dtype {epilogue.dtype}; expected one of {sorted(ELEMENT_BYTES)}")
-    x_stride, x_step = epilogue.a.strides
-    w_step, w_stride = epilogue.b.strides
-    if x_step != 1 or epilogue.a.offset != 0:
-        return Rejected("unsupported", f"a left operand with stride {x_step} and offset {epilogue.a.offset}")
-    if not isinstance(w_step, int) or not isinstance(w_stride, int) or epilogue.b.offset != 0:
-        return Rejected("unsupported", f"a right operand with strides {epilogue.b.strides}")
+    if epilogue.a.offset != 0 or epilogue.b.offset != 0:
+        return Rejected("unsupported", f"operands that start at {epilogue.a.offset} and {epilogue.b.offset}")
     m, n = epilogue.m.size, epilogue.n
     if min(m, n, epilogue.k) < 1:
         return Rejected("unsupported", f"an empty product {m} x {n} x {epilogue.k}")
+    *x_batch, x_row, x_step = epilogue.a.strides
+    *w_batch, w_step, w_column = epilogue.b.strides
     precision = "tf32" if epilogue.dtype != "float32" or task.rules.allow_tf32 else "ieee"
-    halves = len(epilogue.accumulators)
-    return Product(task.form, epilogue, m, n, epilogue.k, halves, x_stride, (w_stride, w_step), precision)
+    return Product(
+        form=form,
+        epilogue=epilogue,
+        layouts=layouts,
+        m=m,
+        n=n,
+        k=epilogue.k,
+        halves=len(epilogue.accumulators),
+        x_strides=(x_batch[0] if x_batch else 0, x_row, x_step),
+        w_strides=(w_batch[0] if w_batch else 0, w_column, w_step),
+        precision=precision,
+    )
 
 
-def _epilogue(product: Product) -> tuple[Argument, Argument]:
+@lru_cache(maxsize=64)
+def transposed_weight(task: Task) -> str | Rejected:
+    """Return the slot of the weight that could be stored as its transpose, or why none could."""
+    product = read_product(task)
+    if isinstance(product, Rejected):
+        return product
+    slot = product.epilogue.b.slot
+    parameter = next((p for p in task.form.parameters if p.name == slot), None)
+    if parameter is None or parameter.role != "weight":
+        return Rejected("unsupported", "a right operand that is no weight")
+    if len(parameter.type.shape) != 2 or parameter.type.strides is not None:
+        return Rejected("unsupported", "a weight that is no plain matrix")
+    return slot
+
+
+def epilogue_function(product: Product) -> tuple[Argument, Argument]:
     """Print the pointwise rest over a tile; returns the operands' tuple and the function."""
     operands = Operands(product.form)
     nest = elide_rounding(product.epilogue.nest)
-    space = Space(("rows", "columns"), (0, 1), ("rows < m_size", f"columns < {product.n}"))
+    inside = ("rows < m_size", f"columns < {product.n}")
+    if product.batch is None:
+        space = Space(("rows", "columns"), (0, 1), inside)
+    else:
+        space = Space(("batch", "rows", "columns"), (0, 1, 2), (None, *inside))
     names = {a.slot: f"acc{place}" for place, a in enumerate(product.epilogue.accumulators)}
     printer = Printer(nest, space, operands, names)
     lines = [printer.statement(n) for n in range(len(nest.nodes))] + [printer.store(s) for s in nest.stores]
-    text = "@triton.jit\ndef epilogue(acc0, acc1, rows, columns, m_size, operands):\n"
+    text = "@triton.jit\ndef epilogue(acc0, acc1, batch, rows, columns, m_size, operands):\n"
     function = load_function(text + "".join(f"    {line}\n" for line in lines), "epilogue")
     return operands.arguments(), Constant(function)
 
 
-def _partial(product: Product) -> Argument:
+def partial_function(product: Product) -> Argument:
     """Print the function that stores a split's part of the product for the second pass."""
     total = product.n * product.halves
     lines = [
         "@triton.jit",
-        "def partial(acc0, acc1, rows, columns, m_size, operands):",
+        "def partial(acc0, acc1, batch, rows, columns, m_size, operands):",
         f"    inside = (rows < m_size) & (columns < {product.n})",
         "    row = tl.program_id(1).to(tl.int64) * m_size + rows",
         f"    pointers = operands[0] + row * {total} + columns",
@@ -103,21 +171,49 @@ def _partial(product: Product) -> Argument:
     return Constant(load_function("\n".join(lines) + "\n", "partial"))
 
 
+def _stride(product: Product, stride: Dim) -> Argument:
+    """Compile a known stride in; one that calls may change stays an argument."""
+    if isinstance(stride, int):
+        return Constant(stride)
+    return SizeOf(stride, divisible=evaluate(stride, slot_sizes(product.form)) % 16 == 0)
+
+
+def _is_wide(product: Product) -> bool:
+    """Say whether offsets along k or the columns may exceed 32 bits; rows always have 64."""
+    x_step, (_, *w_strides) = product.x_strides[2], product.w_strides
+    if not all(isinstance(s, int) for s in (x_step, *w_strides)):
+        return True
+    sizes = (product.n * product.halves, product.k)
+    spans = (evaluate(x_step, {}) * product.k, sum(n * evaluate(s, {}) for n, s in zip(sizes, w_strides, strict=True)))
+    return max(spans) >= 1 << 31
+
+
 def _shared(product: Product) -> dict[str, Argument]:
     """Return the arguments that gemv and matmul both take."""
     dtype = product.epilogue.dtype
-    stride = evaluate(product.x_stride, slot_sizes(product.form))
+    names = ("x_stride_b", "x_stride_m", "x_stride_k", "w_stride_b", "w_stride_n", "w_stride_k")
+    strides = (*product.x_strides, *product.w_strides)
     return {
         "x": Slot(product.epilogue.a.slot, dtype),
         "w": Slot(product.epilogue.b.slot, dtype),
         "m_size": SizeOf(product.epilogue.m.extent),
-        "x_stride_m": SizeOf(product.x_stride, divisible=stride % 16 == 0),
+        **{name: _stride(product, stride) for name, stride in zip(names, strides, strict=True)},
         "N": Constant(product.n),
         "K": Constant(product.k),
-        "W_STRIDE_N": Constant(product.w_strides[0]),
-        "W_STRIDE_K": Constant(product.w_strides[1]),
         "HALVES": Constant(product.halves),
+        "WIDE": Constant(_is_wide(product)),
     }
+
+
+def _demands(product: Product, *limits: Requirement) -> tuple[Requirement, ...]:
+    batch: tuple[Requirement, ...] = ()
+    if product.batch is not None:
+        batch = (Within(product.batch.extent, 0, _LONGEST_GRID),)
+    return (*product.epilogue.nest.requires, *batch, *limits)
+
+
+def _batches(product: Product) -> Dim:
+    return 1 if product.batch is None else product.batch.extent
 
 
 def gemv_plan(product: Product, config: Config) -> KernelPlan:
@@ -125,7 +221,7 @@ def gemv_plan(product: Product, config: Config) -> KernelPlan:
     from tune_model.tune.triton.kernels import gemv
 
     values = dict(config)
-    operands, epilogue = _epilogue(product)
+    operands, epilogue = epilogue_function(product)
     block_m, block_n = 1 << (product.m - 1).bit_length(), int(values["block_n"])
     arguments = _shared(product) | {
         "operands": operands,
@@ -139,27 +235,35 @@ def gemv_plan(product: Product, config: Config) -> KernelPlan:
         "EPILOGUE": epilogue,
     }
     rows = product.epilogue.m.extent
+    grid: Dim = f"min({rows}, 1)*{-(-product.n // block_n)}"
     options = Options(int(values["num_warps"]), 1, programmatic=bool(values["pdl"]))
-    launch = Launch(gemv.gemv, arguments, (-(-product.n // block_n), f"min({rows}, 1)", 1), options)
-    limit: Requirement = Within(rows, 0, block_m)
-    return KernelPlan((launch,), requires=(*product.epilogue.nest.requires, limit))
+    launch = Launch(gemv.gemv, arguments, (grid, _batches(product), 1), options)
+    return KernelPlan((launch,), layouts=product.layouts, requires=_demands(product, Within(rows, 0, block_m)))
 
 
 def matmul_plan(product: Product, config: Config) -> KernelPlan:
     """Plan one launch of `matmul`; serves any number of rows."""
-    operands, epilogue = _epilogue(product)
+    operands, epilogue = epilogue_function(product)
     launch = _matmul(product, config, operands, epilogue)
-    return KernelPlan((launch,), requires=product.epilogue.nest.requires)
+    return KernelPlan((launch,), layouts=product.layouts, requires=_demands(product))
 
 
 def split_k_plan(product: Product, config: Config) -> KernelPlan:
     """Plan two launches: partial products over ranges of K, then their sum with the epilogue, in a fixed order."""
-    from tune_model.tune.triton.kernels import matmul
-
     splits, pdl = int(dict(config)["split_k"]), bool(dict(config)["pdl"])
     rows = product.epilogue.m.extent
-    first = _matmul(product, config, (Slot("ws0", "float32"),), _partial(product))
-    operands, epilogue = _epilogue(product)
+    first = _matmul(product, config, (Slot("ws0", "float32"),), partial_function(product))
+    second = sum_launch(product, splits, pdl=pdl)
+    workspace = Workspace("ws0", "float32", f"({rows})*{splits * product.n * product.halves}")
+    return KernelPlan((first, second), (workspace,), product.layouts, _demands(product))
+
+
+def sum_launch(product: Product, splits: int, *, pdl: bool) -> Launch:
+    """Plan the second pass of a split-K: the sum of the partial products in `ws0`, with the epilogue."""
+    from tune_model.tune.triton.kernels import matmul
+
+    rows = product.epilogue.m.extent
+    operands, epilogue = epilogue_function(product)
     block_m = min(16, 1 << (product.m - 1).bit_length())
     block_n = max(32, min(512, 2048 // block_m, 1 << (product.n - 1).bit_length()))
     arguments: dict[str, Argument] = {
@@ -175,9 +279,7 @@ def split_k_plan(product: Product, config: Config) -> KernelPlan:
         "EPILOGUE": epilogue,
     }
     grid: tuple[Dim, Dim, Dim] = (f"cdiv({rows}, {block_m})", -(-product.n // block_n), 1)
-    second = Launch(matmul.sum_partials, arguments, grid, Options(4, 1, programmatic=pdl))
-    workspace = Workspace("ws0", "float32", f"({rows})*{splits * product.n * product.halves}")
-    return KernelPlan((first, second), (workspace,), requires=product.epilogue.nest.requires)
+    return Launch(matmul.sum_partials, arguments, grid, Options(4, 1, programmatic=pdl))
 
 
 def _matmul(product: Product, config: Config, operands: tuple[Argument, ...] | Argument, epilogue: Argument) -> Launch:
@@ -204,4 +306,4 @@ def _matmul(product: Product, config: Config, operands: tuple[Argument, ...] | A
     }
     options = Options(int(values["num_warps"]), int(values["num_stages"]), programmatic=bool(values["pdl"]))
     tiles = f"cdiv({rows}, {block_m})*{-(-product.n // block_n)}"
-    return Launch(matmul.matmul, arguments, (tiles, splits, 1), options)
+    return Launch(matmul.matmul, arguments, (tiles, splits, _batches(product)), options)

@@ -5,14 +5,16 @@ come first, then everything legal by its distance to the nearest anchor.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 from tune_model.tune.candidate import Config
+from tune_model.tune.relayout import TRANSPOSED
+from tune_model.tune.search_order import interleave
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.triton.matmul_plan import ELEMENT_BYTES, Product
 
-__all__ = ["INDUCTOR", "gemv_space", "matmul_space", "split_k_space"]
+__all__ = ["INDUCTOR", "gemv_space", "matmul_space", "split_k_space", "with_layouts"]
 
 # block_n, block_k, num_warps, stages, unroll. One row: winners on Llama-3-8B's shapes.
 _GEMV_ANCHORS = (
@@ -24,6 +26,15 @@ _GEMV_ANCHORS = (
     (2, 2048, 8, 3, 1),
     (1, 4096, 8, 2, 1),
     (1, 512, 1, 4, 1),
+)
+
+# Columns contiguous: a program reads pieces of many rows of the stored matrix, at least 64 bytes of each.
+_GEMV_TRANSPOSED = (
+    (64, 32, 4, 3, 1),
+    (32, 64, 4, 3, 1),
+    (32, 128, 8, 3, 1),
+    (64, 64, 8, 2, 1),
+    (128, 16, 4, 3, 1),
 )
 
 # block_m, block_n, block_k, num_stages, num_warps: torch 2.13's `mm_configs`.
@@ -90,11 +101,29 @@ _LOG2 = {value: math.log2(value) for value in (*range(1, 17), *(1 << bits for bi
 Tile = tuple[int, int, int, int, int, bool]
 
 
+def with_layouts(plain: Iterable[Config], transposed: Iterable[Config], *, every: int) -> Iterator[Config]:
+    """Add the parameter `layout` to two lists and make them one.
+
+    Args:
+        plain: For the weight as it is.
+        transposed: For the weight stored as its transpose; empty where it cannot be.
+        every: How many of the first come before the next of the second.
+    """
+    yield from interleave(
+        ((*config, ("layout", "plain")) for config in plain),
+        ((*config, ("layout", TRANSPOSED)) for config in transposed),
+        every,
+    )
+
+
 def gemv_space(product: Product, target: CudaTarget) -> list[Config]:
     """Configurations of `gemv`, best guess first."""
     block_m = 1 << (product.m - 1).bit_length()
-    longest = max(128, 1 << (product.k - 1).bit_length())
     element = ELEMENT_BYTES[product.epilogue.dtype]
+    along_columns = product.w_strides[1] == 1 and product.w_strides[2] != 1
+    blocks_n = (32, 64, 128, 256) if along_columns else (1, 2, 4, 8, 16)
+    blocks_k = (8, 16, 32, 64, 128) if along_columns else (128, 256, 512, 1024, 2048, 4096, 8192)
+    longest = max(blocks_k[0], 1 << (product.k - 1).bit_length())
 
     def legal(block_n: int, block_k: int, warps: int, stages: int) -> bool:
         per_thread = block_m * block_n * block_k * product.halves / (32 * warps)
@@ -103,8 +132,8 @@ def gemv_space(product: Product, target: CudaTarget) -> list[Config]:
 
     found = [
         (block_n, block_k, warps, stages, unroll)
-        for block_n in (1, 2, 4, 8, 16)
-        for block_k in (128, 256, 512, 1024, 2048, 4096, 8192)
+        for block_n in blocks_n
+        for block_k in blocks_k
         for warps in (1, 2, 4, 8, 16)
         for stages in (1, 2, 3, 4)
         for unroll in (1, 2, 4)
@@ -112,8 +141,11 @@ def gemv_space(product: Product, target: CudaTarget) -> list[Config]:
         if (unroll == 1 or stages == 1) and legal(block_n, block_k, warps, stages)
     ]
     # More rows take registers: tiles shrink with them.
-    anchors = [(n, max(128, min(k // block_m, longest)), w, s, u) for n, k, w, s, u in _GEMV_ANCHORS]
-    columns = product.n
+    anchors = [
+        (n, max(blocks_k[0], min(k // block_m, longest)), w, s, u)
+        for n, k, w, s, u in (_GEMV_TRANSPOSED if along_columns else _GEMV_ANCHORS)
+    ]
+    columns = product.n * product.batches
 
     def penalty(tile: tuple[int, ...]) -> float:
         ragged = 0.7 if product.k % tile[1] else 0.0
@@ -217,7 +249,7 @@ def _waves(product: Product, target: CudaTarget, splits: int = 1) -> Callable[[T
 
     def waves(tile: Tile) -> float:
         block_m, block_n, block_k, *_ = tile
-        programs = -(-product.m // block_m) * -(-product.n // block_n) * splits
+        programs = -(-product.m // block_m) * -(-product.n // block_n) * splits * product.batches
         per_wave = programs / target.sm_count
         idle = math.ceil(per_wave) / per_wave - 1.0
         # Rows that the tile has and the task does not; columns likewise.

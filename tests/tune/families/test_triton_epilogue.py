@@ -40,7 +40,7 @@ def test_the_product_is_a_library_call_and_the_rest_one_launch(tail: str):
 
 def test_a_residual_goes_into_addmm_with_the_right_values():
     form = linear(33, 256, 128, tail="residual")
-    config = (("block", 0), ("num_warps", 0))
+    config = (("block", 0), ("num_warps", 0), ("layout", "plain"))
     assert config in list(FAMILY.configurations(Task(form, NumericRules()), HOPPER, Effort.BALANCED))
     built = FAMILY.build(Task(form, NumericRules()), config, HOPPER)
     assert isinstance(built, Built)

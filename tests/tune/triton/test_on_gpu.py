@@ -7,7 +7,7 @@ import torch
 from attention_forms import causal_form, decode_form, sdpa_form
 from devices import current_cuda_target
 from form_runs import fill, relative_error, run_body
-from product_forms import linear, product
+from product_forms import batched, linear, matrices, product
 from row_forms import argmax, gelu_chain, rms_norm, softmax
 
 from tune_model.extract.task import NumericRules, Task
@@ -16,13 +16,22 @@ from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes, unmet
 from tune_model.tune.candidate import Built, Candidate, Effort, label
 from tune_model.tune.families import families_for, family_named
+from tune_model.tune.inputs import copy_layout
+from tune_model.tune.relayout import relaid_form, relay
 from tune_model.tune.target import CpuTarget
 
 pytestmark = pytest.mark.gpu
 
 
-def check(form: Form, family_name: str, count: int = 3) -> None:
-    """Build the first configurations and compare each with the body in float64, and with the body's own error."""
+def check(form: Form, family_name: str, count: int = 3, **chosen: object) -> None:
+    """Build the first configurations and compare each with the body in float64, and with the body's own error.
+
+    Args:
+        form: Concrete.
+        family_name: Which family.
+        count: How many configurations.
+        chosen: Values that configurations must have to count.
+    """
     target = current_cuda_target()
     task = Task(form, NumericRules())
     family = family_named(family_name)
@@ -37,15 +46,17 @@ def check(form: Form, family_name: str, count: int = 3) -> None:
     exact = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])
     baseline = run_body(form, [t.clone() for t in inputs])
     ran = 0
-    for config in islice(family.configurations(task, target, Effort.BALANCED), count):
+    configs = family.configurations(task, target, Effort.THOROUGH)
+    for config in islice((c for c in configs if chosen.items() <= dict(c).items()), count):
         built = family.build(task, config, target)
         if not isinstance(built, Built):
             assert built.reason in {"shared memory", "spills"}, (label(Candidate(family_name, config)), built)
             continue
-        sizes = slot_sizes(form)
+        sizes = slot_sizes(relaid_form(form, built.kernel.layouts))
         assert not [p for r in built.kernel.requires if (p := unmet(r, sizes, {}))]
-        bound = bind_kernel(built.kernel, form, built.code, torch.device("cuda"))
-        results = bound([t.clone() for t in inputs])
+        relaid, layouts = relaid_form(form, built.kernel.layouts), built.kernel.layouts
+        bound = bind_kernel(built.kernel, relaid, built.code, torch.device("cuda"))
+        results = bound(relay(form, tuple(copy_layout(t) for t in inputs), layouts))
         torch.cuda.synchronize()
         ran += 1
         for result, wanted, own in zip(results, exact, baseline, strict=True):
@@ -67,6 +78,36 @@ def test_gemv(m: int, tail: str):
 @pytest.mark.parametrize("m", [1, 16, 50, 257])
 def test_matmul(m: int, tail: str):
     check(linear(m, 1536, 2048, tail=tail), "triton_matmul", 8)
+
+
+@pytest.mark.parametrize("tail", ["bias", "residual", "swiglu"])
+@pytest.mark.parametrize(
+    ("family", "m"),
+    [("triton_gemv", 1), ("triton_gemv", 3), ("triton_matmul", 16), ("triton_matmul", 257), ("triton_split_k", 16)],
+)
+def test_a_weight_stored_as_its_transpose(family: str, m: int, tail: str):
+    check(linear(m, 1536, 2048, tail=tail), family, 4, layout="transposed")
+
+
+@pytest.mark.parametrize("m", [1, 64, 300])
+def test_the_library_over_a_weight_stored_as_its_transpose(m: int):
+    check(linear(m, 1536, 2048, tail="residual"), "aten_transposed", 1)
+    check(linear(m, 1536, 2048, tail="residual"), "triton_epilogue", 4, layout="transposed")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_batches(dtype: str):
+    check(batched(6, 70, 96, 136, dtype, tail="gelu"), "triton_matmul", 6)
+    check(batched(6, 1, 96, 136, dtype), "triton_gemv", 4)
+    check(batched(6, 70, 96, 136, dtype, a=(136, 6 * 136, 1), b=(96 * 136, 1, 136)), "triton_matmul", 6)
+
+
+@pytest.mark.parametrize("a", [None, (1, 72)])
+@pytest.mark.parametrize("b", [None, (1, 256)])
+def test_all_four_orders_of_the_operands(a: tuple[int, int] | None, b: tuple[int, int] | None):
+    for dtype in ("bfloat16", "float32"):
+        check(matrices(72, 192, 256, a, b, dtype), "triton_matmul", 6)
+        check(matrices(72, 192, 256, a, b, dtype), "triton_split_k", 4)
 
 
 @pytest.mark.parametrize(("n", "k"), [(1000, 777), (31, 80)])

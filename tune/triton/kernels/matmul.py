@@ -12,12 +12,16 @@ def matmul(
     w,
     operands,
     m_size,
+    x_stride_b,
     x_stride_m,
+    x_stride_k,
+    w_stride_b,
+    w_stride_n,
+    w_stride_k,
     N: tl.constexpr,
     K: tl.constexpr,
-    W_STRIDE_N: tl.constexpr,
-    W_STRIDE_K: tl.constexpr,
     HALVES: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -30,14 +34,18 @@ def matmul(
     PDL: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
-    """Compute a tile of x [m_size, K] times w [N * HALVES, K] transposed over one of SPLIT_K ranges of K.
+    """Compute a tile of x [batch, m_size, K] times w [batch, N * HALVES, K] transposed over one of SPLIT_K ranges of K.
 
-    With two halves each program computes the same columns of both. SWAP makes the weights the left operand, so that a
+    Every operand may lie in memory in any order; WIDE says that offsets inside one need 64 bits. With two halves each
+    program computes the same columns of both. SWAP makes the weights the left operand, so that a
     tile with few rows still fills the tensor cores' wide side. WRAP_ROWS reads rows past the end again from the start
     (no masks in the loop) where masking would save no traffic.
     """
     wait_for_predecessor(PDL)
     pid = tl.program_id(0)
+    batch = tl.program_id(2)
+    x += batch.to(tl.int64) * x_stride_b
+    w += batch.to(tl.int64) * w_stride_b
     grid_m = tl.cdiv(m_size, BLOCK_M)
     grid_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     width = GROUP_M * grid_n
@@ -54,54 +62,61 @@ def matmul(
     w_columns = columns
     if N % BLOCK_N != 0:
         w_columns = columns % N
-    if N * HALVES * K >= 2**31:
-        w_columns = w_columns.to(tl.int64)
     ks = tl.arange(0, BLOCK_K)
+    if WIDE:
+        w_columns = w_columns.to(tl.int64)
+        ks = ks.to(tl.int64)
     if SWAP:
-        x_pointers = x + x_rows.to(tl.int64)[None, :] * x_stride_m + ks[:, None]
-        w_pointers = w + w_columns[:, None] * W_STRIDE_N + ks[None, :] * W_STRIDE_K
+        x_pointers = x + x_rows.to(tl.int64)[None, :] * x_stride_m + ks[:, None] * x_stride_k
+        w_pointers = w + w_columns[:, None] * w_stride_n + ks[None, :] * w_stride_k
         x_inside = (rows < m_size)[None, :]
         acc0 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     else:
-        x_pointers = x + x_rows.to(tl.int64)[:, None] * x_stride_m + ks[None, :]
-        w_pointers = w + w_columns[None, :] * W_STRIDE_N + ks[:, None] * W_STRIDE_K
+        x_pointers = x + x_rows.to(tl.int64)[:, None] * x_stride_m + ks[None, :] * x_stride_k
+        w_pointers = w + w_columns[None, :] * w_stride_n + ks[:, None] * w_stride_k
         x_inside = (rows < m_size)[:, None]
         acc0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc1 = acc0
 
     steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     span: tl.constexpr = ((steps + SPLIT_K - 1) // SPLIT_K) * BLOCK_K
+    far = N * w_stride_n
     first = 0
     last = K
     if SPLIT_K > 1:
         first = tl.program_id(1) * span
         last = tl.minimum(first + span, K)
     for k in tl.range(first, last, BLOCK_K):
+        x_step = k
+        w_step = k
+        if WIDE:
+            x_step = tl.cast(k, tl.int64)
+            w_step = tl.cast(k, tl.int64)
+        x_step *= x_stride_k
+        w_step *= w_stride_k
         if K % BLOCK_K == 0:
             if WRAP_ROWS:
-                xs = tl.load(x_pointers + k)
+                xs = tl.load(x_pointers + x_step)
             else:
-                xs = tl.load(x_pointers + k, mask=x_inside, other=0.0)
-            ws = tl.load(w_pointers + k * W_STRIDE_K, eviction_policy=EVICTION)
+                xs = tl.load(x_pointers + x_step, mask=x_inside, other=0.0)
+            ws = tl.load(w_pointers + w_step, eviction_policy=EVICTION)
         else:
             k_x = (k + ks)[:, None] < K if SWAP else (k + ks)[None, :] < K
             k_w = (k + ks)[None, :] < K if SWAP else (k + ks)[:, None] < K
             if WRAP_ROWS:
-                xs = tl.load(x_pointers + k, mask=k_x, other=0.0)
+                xs = tl.load(x_pointers + x_step, mask=k_x, other=0.0)
             else:
-                xs = tl.load(x_pointers + k, mask=k_x & x_inside, other=0.0)
-            ws = tl.load(w_pointers + k * W_STRIDE_K, mask=k_w, other=0.0, eviction_policy=EVICTION)
+                xs = tl.load(x_pointers + x_step, mask=k_x & x_inside, other=0.0)
+            ws = tl.load(w_pointers + w_step, mask=k_w, other=0.0, eviction_policy=EVICTION)
         if SWAP:
             acc0 = tl.dot(ws, xs, acc0, input_precision=PRECISION)
         else:
             acc0 = tl.dot(xs, ws, acc0, input_precision=PRECISION)
         if HALVES == 2:
             if K % BLOCK_K == 0:
-                us = tl.load(w_pointers + (k * W_STRIDE_K + N * W_STRIDE_N), eviction_policy=EVICTION)
+                us = tl.load(w_pointers + (w_step + far), eviction_policy=EVICTION)
             else:
-                us = tl.load(
-                    w_pointers + (k * W_STRIDE_K + N * W_STRIDE_N), mask=k_w, other=0.0, eviction_policy=EVICTION
-                )
+                us = tl.load(w_pointers + (w_step + far), mask=k_w, other=0.0, eviction_policy=EVICTION)
             if SWAP:
                 acc1 = tl.dot(us, xs, acc1, input_precision=PRECISION)
             else:
@@ -110,9 +125,9 @@ def matmul(
         acc1 = acc0
 
     if SWAP:
-        EPILOGUE(acc0, acc1, rows[None, :], columns[:, None], m_size, operands)
+        EPILOGUE(acc0, acc1, batch, rows[None, :], columns[:, None], m_size, operands)
     else:
-        EPILOGUE(acc0, acc1, rows[:, None], columns[None, :], m_size, operands)
+        EPILOGUE(acc0, acc1, batch, rows[:, None], columns[None, :], m_size, operands)
 
 
 @triton.jit
@@ -143,4 +158,4 @@ def sum_partials(
             acc1 += tl.load(pointers + split * step + N, mask=mask, other=0.0)
     if HALVES == 1:
         acc1 = acc0
-    EPILOGUE(acc0, acc1, rows, columns, m_size, operands)
+    EPILOGUE(acc0, acc1, 0, rows, columns, m_size, operands)

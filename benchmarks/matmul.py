@@ -39,6 +39,14 @@ COMMAND = "PYTHONPATH=src python benchmarks/matmul.py"
 @click.option("--target", "spec", default="auto", show_default=True, help="auto, cuda or cpu.")
 @click.option("--effort", default="balanced", show_default=True, type=click.Choice(("quick", "balanced", "thorough")))
 @click.option("--workers", type=int, default=None, help="Build processes; by default as many as there are cores.")
+@click.option("--part", metavar="I/N", default="1/1", help="Every N-th row from the I-th on: one part for each GPU.")
+@click.option(
+    "--merge",
+    "others",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    help="Add the rows of this result file and measure nothing.",
+)
 @click.option("--small", is_flag=True, help="A few tiny shapes, to try the benchmark itself.")
 def main(  # noqa: PLR0913, PLR0917 (one parameter per option)
     shards: tuple[str, ...],
@@ -50,6 +58,8 @@ def main(  # noqa: PLR0913, PLR0917 (one parameter per option)
     spec: str,
     effort: str,
     workers: int | None,
+    part: str,
+    others: tuple[Path, ...],
     small: bool,
 ) -> None:
     """Measure matmuls and write one result file."""
@@ -70,11 +80,13 @@ def main(  # noqa: PLR0913, PLR0917 (one parameter per option)
     kind = "h200" if "H200" in target.name else device.type
     place = path or Path(__file__).parent / "results" / f"matmul.{kind}.json"
     ledger = Ledger(place, "matmul", device, COMMAND, summarise)
+    for other in others:
+        ledger.absorb(other)
     shop = Shop(target, folder, Effort(effort), workers or len(os.sched_getaffinity(0)))
-    bench = Bench(ledger, clock, shop, _say, again, only)
+    bench = Bench(ledger, clock, shop, _say, again, only, _part(part))
     suite = suite_named(small=small)
     failed: list[str] = []
-    for shard in shards or SHARDS:
+    for shard in () if others else shards or SHARDS:
         _say(f"--- {shard}")
         try:
             _run(shard, bench, suite)
@@ -112,6 +124,14 @@ def _run(shard: str, bench: "Bench", suite: "Suite") -> None:
             run_epilogues(bench, layers(suite.epilogue_rows, suite.scale))
         case "regret":
             run_regret(bench, suite.regret)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Read `2/3` as (1, 3): the place of the first row, and the step."""
+    first, slash, step = text.partition("/")
+    if not (slash and first.isdigit() and step.isdigit() and 1 <= int(first) <= int(step)):
+        raise click.BadParameter(f"{text!r}; expected I/N with 1 <= I <= N, as 1/2", param_hint="--part")
+    return int(first) - 1, int(step)
 
 
 def _say(line: str) -> None:

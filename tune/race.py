@@ -7,14 +7,21 @@ every layout stays in.
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.records import Finalist
 
-__all__ = ["RaceRules", "Timer", "beats", "race", "select_winner"]
+__all__ = ["MUST_GAIN", "RaceRules", "Timer", "beats", "race", "select_winner"]
+
+MUST_GAIN: Final = 1.005
+"""Lower end of the interval that a winner needs.
+
+Clocks and addresses alone move a ratio by some tenths of a percent from one process to the next, and the extern should
+not be given up for that.
+"""
 
 
 class Timer(Protocol):
@@ -75,8 +82,8 @@ def race(
 
 
 def beats(finalist: Finalist, extern: Finalist) -> bool:
-    """Say whether a finalist is faster than the extern by more than the noise, round by round and on the whole."""
-    return finalist.gain_low > 1.0 and finalist.median_us < extern.median_us and not finalist.doubtful
+    """Say whether a finalist is surely faster than the extern, and by enough to still be so in another process."""
+    return finalist.gain_low >= MUST_GAIN and finalist.median_us < extern.median_us and not finalist.doubtful
 
 
 def select_winner(finalists: Sequence[Finalist], tie: float = 0.003) -> Finalist:

@@ -75,13 +75,26 @@ class Ledger:
         self.head = BenchmarkResult(benchmark, device_name(device), library_versions(), today(), command, [], {})
         self.rows: list[dict[str, Any]] = []
         if path.exists():
-            old = read_result(path)
-            for field in ("benchmark", "device", "versions"):
-                seen, expected = getattr(old, field), getattr(self.head, field)
-                if seen != expected:
-                    msg = f"{path}: $.{field} is {seen}; measuring now with {expected}: give another --save"
-                    raise OtherMachineError(msg)
-            self.rows = old.rows
+            self.rows = self._read(path)
+
+    def _read(self, path: Path) -> list[dict[str, Any]]:
+        old = read_result(path)
+        for field in ("benchmark", "device", "versions"):
+            seen, expected = getattr(old, field), getattr(self.head, field)
+            if seen != expected:
+                msg = f"{path}: $.{field} is {seen}; measuring now with {expected}: give another --save"
+                raise OtherMachineError(msg)
+        return old.rows
+
+    def absorb(self, path: Path) -> None:
+        """Add another file's rows, measured beside this one's on an equal machine; its rows replace equal ones.
+
+        Raises:
+            OtherMachineError: They were measured elsewhere.
+            TuneModelError: The file is no benchmark result.
+        """
+        self.rows = merge_rows(self.rows, self._read(path), KEY)
+        self.save()
 
     def row(self, shard: str, name: str) -> dict[str, Any] | None:
         """Return a row that is there and did not fail."""

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -38,6 +39,7 @@ class Bench(NamedTuple):
         tell: Prints a line.
         again: Measure rows that are in the file already.
         only: Parts of rows' names; empty for all.
+        part: Place of the first row to measure, and the step to the next.
     """
 
     ledger: Ledger
@@ -46,6 +48,7 @@ class Bench(NamedTuple):
     tell: Callable[[str], None]
     again: bool = False
     only: tuple[str, ...] = ()
+    part: tuple[int, int] = (0, 1)
 
     def wants(self, shard: str, name: str) -> bool:
         """Say whether a row is to be measured now."""
@@ -56,7 +59,9 @@ class Bench(NamedTuple):
     def missing(self, shard: str, rows: Iterable[Named]) -> list[Named]:
         """Return the rows to measure now; those that failed before come last, since they may take the device along."""
         failed = {row["row"] for row in self.ledger.rows if row["shard"] == shard and "failed" in row}
-        return sorted((row for row in rows if self.wants(shard, row.name)), key=lambda row: row.name in failed)
+        first, step = self.part
+        mine = islice(rows, first, None, step)
+        return sorted((row for row in mine if self.wants(shard, row.name)), key=lambda row: row.name in failed)
 
     def finished(self, shard: str) -> list[dict[str, Any]]:
         """Return a shard's rows that did not fail."""

@@ -55,6 +55,29 @@ def test_figures_of_other_versions_are_not_mixed(tmp_path: Path):
         ledger(path)
 
 
+def test_parts_measured_side_by_side_become_one_file(tmp_path: Path):
+    paths = [tmp_path / f"{number}.json" for number in (1, 2)]
+    for number, path in enumerate(paths):
+        run = bench(path, part=(number, 2))
+        for row in run.missing("rows", FEW):
+            run.ledger.record("rows", row.name, {"part": number})
+    whole = ledger(tmp_path / "whole.json")
+    for path in paths:
+        whole.absorb(path)
+    assert {row["row"] for row in read_result(whole.path).rows} == {row.name for row in FEW}
+    assert {row["part"] for row in whole.rows} == {0, 1}
+    write_result(paths[0], msgspec.structs.replace(read_result(paths[0]), device="another"))
+    with pytest.raises(OtherMachineError, match=r"\$\.device"):
+        whole.absorb(paths[0])
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b", "/"])
+def test_a_part_is_one_of_so_many(part: str):
+    result = CliRunner().invoke(main, ["--part", part, "--small", "--target", "cpu"])
+    assert result.exit_code == 2
+    assert "expected I/N" in result.output
+
+
 def test_a_row_that_failed_is_tried_again_last(tmp_path: Path):
     run = bench(tmp_path / "a.json")
 
@@ -95,7 +118,7 @@ def test_a_contender_that_computes_something_else_is_not_timed():
     right = Contender("right", lambda setting: lambda number: (setting.sets[number][0] @ setting.sets[0][1].T,))
     arena = Arena(target)
     timed = arena.meet(form, [extern(form, target), right], seed=1, budget_s=0.01)
-    assert len(timed["right"].us) == len(timed["extern"].us) >= 15
+    assert len(timed["right"].us) == len(timed["extern"].us) >= 3  # fewer rounds where others use the machine
     assert 0 < timed["right"].median_us < 1e6
     with pytest.raises(WrongResultError, match=r"wrong has a relative error of 0\.\d+; allowed"):
         arena.meet(form, [extern(form, target), wrong], seed=1, budget_s=0.01)

@@ -49,7 +49,7 @@ def make_request(config: Config, folder: Path) -> Request:
         dtype=config.dtype,
         task=config.task,
         phases=phases,
-        inputs=tuple(ModelInput(i.name, i.shape, i.dtype) for i in config.model.inputs),
+        inputs=tuple(ModelInput(i.name, i.shape, i.dtype or config.dtype) for i in config.model.inputs),
         max_length=workload.max_length or 0,
         max_batch=workload.max_batch or max(max(phase.grid.get("batch", (1,))) for phase in phases),
         rules=NumericRules(

@@ -137,7 +137,7 @@ def _inputs(config: Config) -> Iterator[Violation]:
             )
         return
     if not inputs:
-        yield Violation(("model", "inputs"), "a list of the model's inputs, each with name, shape and dtype")
+        yield Violation(("model", "inputs"), "a list of the model's inputs, each with name and shape")
         return
     names = [item.name for item in inputs]
     phase = config.workload.forward or ForwardPhase()

@@ -53,7 +53,7 @@ class InputSpec(Strict, frozen=True, kw_only=True):
         tuple[Size | Symbol, ...],
         Meta(description="Sizes: an integer, or the name of a size that the workload's grid gives values to."),
     ]
-    dtype: Annotated[InputDtype, Meta(description="Element type.")]
+    dtype: Annotated[InputDtype | None, Meta(description="Element type; the model's own by default.")] = None
 
 
 Inputs = Annotated[

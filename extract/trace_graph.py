@@ -6,6 +6,7 @@ value it is traced again as that constant.
 
 import io
 import logging
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -187,11 +188,14 @@ def _reason(error: BaseException) -> str:
 
 
 def _line_of_model(error: BaseException) -> str:
-    """Return ` at FILE:LINE (CODE)`: the innermost line that is neither torch's nor ours, which is the model's."""
-    ours = (Path(torch.__file__).parent, Path(__file__).resolve().parents[1], Path(__file__).parents[1])
+    """Return ` at FILE:LINE (CODE)`: the innermost line that is neither Python's, torch's nor ours: the model's."""
+    ours = (Path(torch.__file__).parent, Path(__file__).parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not any(Path(frame.filename).is_relative_to(folder) for folder in ours):
-            return f" at {Path(frame.filename).name}:{frame.lineno} ({frame.line})"
+        file = Path(frame.filename)
+        own = any(file.is_relative_to(folder) for folder in ours)
+        python = file.is_relative_to(sysconfig.get_path("stdlib")) and "site-packages" not in file.parts
+        if not (own or python or frame.filename.startswith("<")):
+            return f" at {file.name}:{frame.lineno} ({frame.line})"
     return ""
 
 

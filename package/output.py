@@ -13,7 +13,7 @@ from tune_model.package.format.archive import ARCHIVE_START
 from tune_model.package.format.members import FOLDERS, MANIFEST, limit_of
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["ArtifactFormat", "OutputError", "check_output", "choose_format", "staged"]
+__all__ = ["ArtifactFormat", "OutputError", "check_output", "choose_format", "staged", "try_writing"]
 
 ArtifactFormat = Literal["file", "folder"]
 
@@ -48,13 +48,24 @@ def check_output(path: str | os.PathLike[str], format_: ArtifactFormat | None = 
     """
     place = Path(path)
     _check_replaceable(place, format_ or choose_format(path))
-    partial = _partial(place)
     try:
-        partial.mkdir()
-        partial.rmdir()
+        try_writing(place)
     except OSError as error:
         raise _refusal(place, error) from error
     return place
+
+
+def try_writing(place: Path) -> None:
+    """Write a small file beside `place` and remove it.
+
+    Raises:
+        OSError: There is no folder to put it in, or it is read-only or full.
+    """
+    partial = _partial(place)
+    try:
+        partial.write_bytes(bytes(4096))
+    finally:
+        _remove(partial)
 
 
 @contextmanager

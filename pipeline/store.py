@@ -1,8 +1,8 @@
 """Where records and built kernels live, and whether they can, asked before a model is traced and hours are measured."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from tune_model.package.output import try_writing
 from tune_model.runtime.errors import TuneModelError
 
 __all__ = ["StorePlaceError", "check_store", "kernels_path", "records_path"]
@@ -39,8 +39,7 @@ def check_store(folder: Path) -> None:
         if not existing.is_dir():
             raise _refusal(place, f"{existing} is not a folder")
         try:
-            with TemporaryDirectory(prefix=".tune-model-", dir=existing):
-                pass
+            try_writing(existing / "store")
         except OSError as error:
             raise _refusal(place, f"{existing}: {error.strerror}") from error
 

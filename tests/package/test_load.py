@@ -6,11 +6,11 @@ import handmade
 import msgspec
 import pytest
 import torch
-from forge import Files, edit_json, rehash, write_folder
+from forge import Files, edit_json, rehash, remade, write_folder
 from safetensors.torch import save_file
 
 import tune_model
-from tune_model.package.format.manifest import decode_manifest, encode_manifest, seal
+from tune_model.package.format.manifest import decode_manifest
 from tune_model.package.load import (
     OtherMachineError,
     TunedForOtherMachineWarning,
@@ -22,12 +22,6 @@ from tune_model.package.write import write_artifact
 from tune_model.runtime.coverage import NotTunedError
 from tune_model.runtime.operators import OperatorError
 from tune_model.runtime.weights import WeightError
-
-
-def remade(files: Files, **changes: object) -> Files:
-    """The artifact with other fields in its manifest, resealed."""
-    manifest = decode_manifest(files["manifest.json"], "")
-    return {**files, "manifest.json": encode_manifest(seal(msgspec.structs.replace(manifest, **changes)))}
 
 
 def error_of(output: torch.Tensor, x: torch.Tensor) -> float:

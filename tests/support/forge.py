@@ -31,6 +31,12 @@ def rehash(files: Files) -> Files:
     return {**files, "manifest.json": encode_manifest(seal(msgspec.structs.replace(manifest, files=facts)))}
 
 
+def remade(files: Files, **changes: object) -> Files:
+    """The artifact with other fields in its manifest, resealed."""
+    manifest = decode_manifest(files["manifest.json"], "")
+    return {**files, "manifest.json": encode_manifest(seal(msgspec.structs.replace(manifest, **changes)))}
+
+
 def edit_json(files: Files, member: str, change: Callable[[Any], Any]) -> Files:
     """Change a JSON member and correct the hashes."""
     document = json.loads(files[member])

@@ -1,0 +1,62 @@
+"""Factories of models that cannot be tuned, one fault each."""
+
+import sys
+
+import torch
+from torch import Tensor, nn
+
+
+class Linear(nn.Module):
+    """Without a fault; the others change what it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor | None:
+        return torch.relu(self.linear(x))
+
+
+class Branching(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) if x.sum() > 0 else x
+
+
+class Reading(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.sum().item()
+
+
+class Selecting(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0]
+
+
+class Silent(Linear):
+    def forward(self, x: Tensor) -> None:
+        return None
+
+
+class Narrow(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.zeros(3, 8)
+
+
+class Leaving(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        sys.exit("gone")
+
+
+def failing() -> nn.Module:
+    raise ValueError("no such file:\nweights.bin")
+
+
+def leaving() -> nn.Module:
+    sys.exit("gone")
+
+
+def number() -> int:
+    return 3
+
+
+not_callable = 3

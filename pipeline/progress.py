@@ -14,6 +14,7 @@ from tune_model.pipeline.console import console, gain_text, time_text
 from tune_model.tune.candidate import label
 from tune_model.tune.events import (
     CandidateDone,
+    ChoiceConfirmed,
     Event,
     RecordsDamaged,
     TaskDone,
@@ -129,6 +130,10 @@ class PlainReport(Report):
                     f"{label(event.best)} {time_text(event.best_us)}, extern {time_text(event.baseline_us)}, "
                     f"{gain_text(event.baseline_us, event.best_us)} ({event.status}; {how}; {left:.0f} s left)"
                 )
+            case ChoiceConfirmed(held=False):
+                return (
+                    f"{self.labels.get(event.task, event.task)}: {label(event.candidate)} did not hold: {event.detail}"
+                )
             case RecordsDamaged():
                 return f"records were damaged: set aside as {event.moved_to}, {event.rescued} rows rescued"
             case TuneFinished():
@@ -174,6 +179,10 @@ class TerminalReport(PlainReport):
         left = f"{self.eta.remaining_s():.0f} s left"
         if isinstance(event, TaskStarted):
             self.progress.update(self.bar, description=event.label)
+        elif isinstance(event, ChoiceConfirmed):
+            detail = f"{label(event.candidate)}  {event.gain:.2f}x of extern"
+            what = f"measuring winners again, {event.index + 1} of {event.total}"
+            self.progress.update(self.bar, description=what, detail=detail)
         elif isinstance(event, CandidateDone):
             detail = f"{label(event.candidate)}  best {gain_text(event.baseline_us, event.best_us)} of extern"
             self.progress.update(self.bar, advance=1, left=left, detail=detail)

@@ -94,6 +94,15 @@ def print_scoreboard(tuning: Tuning, out: Console) -> None:
             "--recheck on an idle machine",
             markup=False,
         )
+    unconfirmed = sum(choice.status == "unconfirmed" for choice in tuning.choices)
+    if unconfirmed:
+        out.print(
+            f"{unconfirmed} tasks keep the library because the run ended before their winner was measured again; run "
+            "the same command again to go on",
+            markup=False,
+        )
+    if tuning.repeated:
+        out.print(f"{tuning.repeated} disturbed measurements were repeated", markup=False)
     if rejected:
         out.print("rejected candidates: " + ", ".join(f"{n} {reason}" for reason, n in rejected), markup=False)
 

@@ -24,7 +24,8 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
         low_us: 20th percentile.
         high_us: 80th percentile.
         samples: How many rounds.
-        stage: `race` (successive halving or a step of coordinate descent) or `final` (interleaved with the baseline).
+        stage: `race` (successive halving or a step of coordinate descent), `final` (interleaved with the baseline) or
+            `guard` (so too, but afterwards, in a fresh process and with other inputs).
         error: Relative Frobenius error against the reference.
         disturbed: Throttling, contention or drift was seen while timing.
     """
@@ -46,15 +47,16 @@ class Choice(msgspec.Struct, frozen=True):
         task: Its key.
         winner: The chosen candidate, the extern (`aten`) unless it was beaten beyond the noise.
         kernel: The winner's launch facts.
-        median_us: The winner's time in the final.
-        baseline_us: The extern's time in the same final.
+        median_us: The winner's time when it was measured again after its final; of an extern that stays, in the final.
+        baseline_us: The extern's time beside it.
         gain_low: Lower end of the 95 % interval of baseline / winner.
         gain_high: Upper end.
         measurements: In the order taken.
         rejections: Every candidate that was out, and why.
         status: `tuned`; `no gain` (extern stays); `layout` (the winner is chosen for what its weight's layout gains
             elsewhere); `disturbed` (extern stays: other processes kept the machine too busy to decide);
-            `not searched` (budget); or `failed: ...`.
+            `unconfirmed` (extern stays: the run ended before the winner was measured again); `not searched` (budget);
+            or `failed: ...`.
     """
 
     task: str
@@ -80,7 +82,8 @@ class Tuning(msgspec.Struct, frozen=True):
         builds: How many kernels were built now (0 when everything was replayed).
         measured: How many measurements were taken now.
         seconds: Wall time.
-        stopped: `budget` or `interrupted` when some tasks were left `not searched`.
+        stopped: `budget` or `interrupted` when some tasks were left `not searched` or `unconfirmed`.
+        repeated: Measurements that something disturbed, so that they were taken again.
     """
 
     plan: Plan
@@ -91,3 +94,4 @@ class Tuning(msgspec.Struct, frozen=True):
     measured: int
     seconds: float
     stopped: Literal["", "budget", "interrupted"] = ""
+    repeated: int = 0

@@ -26,7 +26,8 @@ from tune_model.tune.workshop import InterruptedRaceError, Workshop
 __all__ = ["Contest"]
 
 _FINAL_RUNG = 100
-"""Finals are told from a race's rungs by this number in the records."""
+_GUARD_RUNG = 200
+"""Finals and the guard's times are told from a race's rungs by these numbers in the records."""
 
 _REPEATS = 3
 """Of a final that other processes disturb; one that merely drifts is repeated once."""
@@ -85,6 +86,11 @@ class Contest:
         source = self.shop.source(self.shop.family(candidate))
         return measurement_key(source, self.planned.key, candidate, self.shop.target_key, self.policy.key)
 
+    @property
+    def seed(self) -> int:
+        """Of the task's random inputs."""
+        return self.shop.options.seed ^ int(self.planned.key[:12], 16)
+
     def rows(self) -> tuple[Body, ...]:
         """Return everything the records say about this contest's candidates."""
         keys = frozenset(self.key_of(candidate) for candidate in self.candidates)
@@ -130,7 +136,7 @@ class Contest:
             return self._times.get(candidate)
         samples = self._measure(candidate, rung)
         if isinstance(samples, Rejected):
-            self._refuse(candidate, samples)
+            self.refuse(candidate, samples)
             return None
         self._write(candidate, samples, rung, "race")
         self._report(candidate, self._times[candidate])
@@ -146,6 +152,7 @@ class Contest:
         length = self.policy.rungs[min(rung, len(self.policy.rungs) - 1)]
         samples = self.shop.device.time(candidate, built, length)
         if isinstance(samples, Samples) and samples.doubtful and self.shop.pause():
+            self.shop.repeated += 1
             samples = self.shop.device.time(candidate, built, length)
         return samples
 
@@ -167,8 +174,7 @@ class Contest:
         baseline = self.builds.obtain(self.baseline)
         if isinstance(baseline, Rejected):
             raise _UnmeasurableError(baseline)
-        seed = self.shop.options.seed ^ int(self.planned.key[:12], 16)
-        opened = self.shop.device.open(Bench(self.planned.task, self.policy, baseline, seed))
+        opened = self.shop.device.open(Bench(self.planned.task, self.policy, baseline, self.seed))
         if isinstance(opened, Rejected):
             raise _UnmeasurableError(opened)
         self._errors[self.baseline] = opened.error
@@ -191,7 +197,13 @@ class Contest:
         self.shop.measured += 1
         self._times[candidate] = timing.median_us
 
-    def _refuse(self, candidate: Candidate, rejected: Rejected) -> None:
+    def write_guard(self, candidate: Candidate, samples: Samples, error: float) -> None:
+        """Record the times of a winner, or of the extern beside it, that was measured again."""
+        self._errors[candidate] = error
+        self._write(candidate, samples, _GUARD_RUNG, "guard")
+
+    def refuse(self, candidate: Candidate, rejected: Rejected) -> None:
+        """Take a candidate out of this and all later races."""
         self.shop.records.add(self.key_of(candidate), self.planned.key, Refusal(candidate, rejected))
         self._report(candidate, 0.0, rejected=rejected)
 
@@ -283,7 +295,7 @@ class Contest:
                 raise _UnmeasurableError(failed[self.baseline])
             if failed:
                 for candidate, rejected in failed.items():
-                    self._refuse(candidate, rejected)
+                    self.refuse(candidate, rejected)
                 field = [c for c in field if c not in failed]
                 continue
             samples = {c: r for (c, _), r in zip(entries, results, strict=True) if isinstance(r, Samples)}
@@ -291,6 +303,7 @@ class Contest:
                 doubtful = any(found.doubtful for found in samples.values())
                 repeats += 1 if doubtful else _REPEATS
                 if not doubtful or self.shop.pause():
+                    self.shop.repeated += 1
                     continue
             return self._outcome(entries, samples)
 
@@ -301,7 +314,7 @@ class Contest:
             built = self.builds.obtain(candidate)
             problem = built if isinstance(built, Rejected) else self._check(candidate, built)
             if problem is not None:
-                self._refuse(candidate, problem)
+                self.refuse(candidate, problem)
             elif isinstance(built, Built):
                 entries.append((candidate, built))
         return entries

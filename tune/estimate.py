@@ -17,6 +17,9 @@ __all__ = ["Estimate", "TaskEstimate", "call_us", "estimate", "estimate_seconds"
 _TASK_S: Final = {"cuda": 0.8, "cpu": 0.4}
 """Inputs, reference and final of one task (H200 and a 2-core server, 2026-11)."""
 
+_GUARD_S: Final = {"cuda": 0.5, "cpu": 0.3}
+"""The same for its winner once more, against the extern alone."""
+
 _MEASURE_S: Final = {"cuda": 0.015, "cpu": 0.05}
 _BUILD_S: Final = {"cuda": 0.5, "cpu": 0.2}
 
@@ -56,7 +59,7 @@ def estimate_seconds(target: Target, tasks: int, candidates: int, build_workers:
     """Guess the wall time of races; on a GPU builds overlap measuring, on a CPU they come first."""
     kind = "cuda" if isinstance(target, CudaTarget) else "cpu"
     building = candidates * _BUILD_S[kind] / max(build_workers, 1)
-    measuring = candidates * _MEASURE_S[kind] + tasks * _TASK_S[kind]
+    measuring = candidates * _MEASURE_S[kind] + tasks * (_TASK_S[kind] + _GUARD_S[kind])
     return max(building, measuring) if kind == "cuda" else building + measuring
 
 

@@ -1,6 +1,7 @@
 """What the tuner tells while it runs. Types only; the pipeline draws them and computes the remaining time.
 
-Order: `TuneStarted`, then per task `TaskStarted`, any number of `CandidateDone`, `TaskDone`; last `TuneFinished`.
+Order: `TuneStarted`, then per task `TaskStarted`, any number of `CandidateDone`, `TaskDone`; then `ChoiceConfirmed` for
+every new winner; last `TuneFinished`.
 """
 
 from typing import Literal
@@ -9,7 +10,16 @@ import msgspec
 
 from tune_model.tune.candidate import Candidate, Rejected
 
-__all__ = ["CandidateDone", "Event", "RecordsDamaged", "TaskDone", "TaskStarted", "TuneFinished", "TuneStarted"]
+__all__ = [
+    "CandidateDone",
+    "ChoiceConfirmed",
+    "Event",
+    "RecordsDamaged",
+    "TaskDone",
+    "TaskStarted",
+    "TuneFinished",
+    "TuneStarted",
+]
 
 
 class TuneStarted(msgspec.Struct, frozen=True, tag="tune started"):
@@ -90,6 +100,28 @@ class TaskDone(msgspec.Struct, frozen=True, tag="task done"):
     status: str
 
 
+class ChoiceConfirmed(msgspec.Struct, frozen=True, tag="choice confirmed"):
+    """A winner was measured again, beside the extern, in a fresh process.
+
+    Attributes:
+        index: From 0, among those that wait for it now; replacements come in a round of their own.
+        total: How many wait.
+        task: Key.
+        candidate: The winner.
+        gain: extern / winner as it showed now.
+        held: It is what its final said.
+        detail: Why it is not.
+    """
+
+    index: int
+    total: int
+    task: str
+    candidate: Candidate
+    gain: float
+    held: bool
+    detail: str = ""
+
+
 class RecordsDamaged(msgspec.Struct, frozen=True, tag="records damaged"):
     """The records database could not be read and was set aside.
 
@@ -110,12 +142,14 @@ class TuneFinished(msgspec.Struct, frozen=True, tag="tune finished"):
         measured: Measurements taken now.
         seconds: Wall time.
         stopped: Why it ended early; empty when it did not.
+        repeated: Measurements that something disturbed, so that they were taken again.
     """
 
     builds: int
     measured: int
     seconds: float
     stopped: Literal["", "budget", "interrupted"] = ""
+    repeated: int = 0
 
 
-Event = TuneStarted | TaskStarted | CandidateDone | TaskDone | RecordsDamaged | TuneFinished
+Event = TuneStarted | TaskStarted | CandidateDone | TaskDone | ChoiceConfirmed | RecordsDamaged | TuneFinished

@@ -12,7 +12,7 @@ import msgspec
 from tune_model.tune.candidate import Candidate, Effort
 from tune_model.tune.target import Target
 
-__all__ = ["FamilySource", "build_key", "measurement_key", "race_key", "target_key"]
+__all__ = ["FamilySource", "build_key", "confirmation_key", "measurement_key", "race_key", "target_key"]
 
 _SHAPES_CODE: Final = {
     "CudaTarget": {"arch", "sm_count", "l2_bytes", "shared_bytes", "registers_per_sm", "torch", "triton"},
@@ -70,6 +70,16 @@ def measurement_key(source: FamilySource, task: str, candidate: Candidate, targe
 def race_key(sources: tuple[FamilySource, ...], task: str, target: str, policy: str, effort: Effort) -> str:
     """Return what the outcome of a whole race depends on: all of the above for every family that competes."""
     return _digest(["race", sources, task, target, policy, effort.value])
+
+
+def confirmation_key(winner: str, baseline: str) -> str:
+    """Return what it depends on whether a choice holds: all that the two measurements compared depend on.
+
+    Args:
+        winner: Measurement key of the winner.
+        baseline: Of the extern.
+    """
+    return _digest(["confirmation", winner, baseline])
 
 
 def _code_fields(target: Target) -> list[str]:

@@ -17,11 +17,13 @@ import msgspec
 from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import Candidate, Rejected
 
-__all__ = ["Finalist", "Outcome", "Records", "RecordsError", "Timing"]
+__all__ = ["Confirmation", "Finalist", "Outcome", "Records", "RecordsError", "Timing"]
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+"""2 added confirmations; a database of version 1 is read and written on."""
+
 _BUSY_TIMEOUT_S: Final = 60.0
 _TABLES: Final = """
 create table if not exists records (
@@ -46,8 +48,8 @@ class Timing(msgspec.Struct, frozen=True, tag="timing"):
 
     Attributes:
         candidate: What was timed.
-        rung: Of the race's ladder, 0 first; a final is numbered after the last.
-        stage: `race` or `final`.
+        rung: Of the race's ladder, 0 first; a final and the guard are numbered after the last.
+        stage: `race`, `final` or `guard`.
         median_us: Per call.
         low_us: 20th percentile.
         high_us: 80th percentile.
@@ -112,8 +114,32 @@ class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
     failed: str = ""
 
 
-Body = Timing | Refusal | Outcome
-_KINDS: Final = {Timing: "timing", Refusal: "refusal", Outcome: "outcome"}
+class Confirmation(msgspec.Struct, frozen=True, tag="confirmation"):
+    """A winner measured again: beside the extern, in a fresh process, with other inputs (`guard`).
+
+    Attributes:
+        candidate: Which.
+        median_us: Its time; 0 when it was not timed.
+        baseline_us: The extern's in the same rounds.
+        gain: Median of the paired ratios extern / candidate.
+        gain_low: Lower end of their 95 % interval.
+        gain_high: Upper end.
+        failed: Why it cannot be used at all; empty otherwise.
+        doubtful: Other processes were in the way throughout: it confirms nothing.
+    """
+
+    candidate: Candidate
+    median_us: float = 0.0
+    baseline_us: float = 0.0
+    gain: float = 0.0
+    gain_low: float = 0.0
+    gain_high: float = 0.0
+    failed: str = ""
+    doubtful: bool = False
+
+
+Body = Timing | Refusal | Outcome | Confirmation
+_KINDS: Final = {Timing: "timing", Refusal: "refusal", Outcome: "outcome", Confirmation: "confirmation"}
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -198,6 +224,14 @@ class Records:
         found: Outcome | None = None
         for body in self._select("key = ? and kind = 'outcome'", key):
             if isinstance(body, Outcome):
+                found = body
+        return found
+
+    def confirmation(self, key: str) -> Confirmation | None:
+        """Return the latest confirmation for a confirmation key."""
+        found: Confirmation | None = None
+        for body in self._select("key = ? and kind = 'confirmation'", key):
+            if isinstance(body, Confirmation):
                 found = body
         return found
 

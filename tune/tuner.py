@@ -4,7 +4,8 @@
 2. For every other task, heaviest first: build in a pool of processes (on a GPU ahead of the measuring), check against
    the reference, race, and time the finalists interleaved with the extern. Every measurement is committed before the
    next starts, so whatever ends the run, running it again continues there.
-3. Settle the weight layouts over all tasks that read a weight; that decides each task's winner.
+3. Settle the weight layouts over all tasks that read a weight; that decides each task's winner. New winners are
+   measured again in a fresh process; where one does not hold, settle again.
 4. Fetch the winners' machine code from the store.
 
 Nothing is decided from memory: choices are assembled from the records, so a second run gives the same bytes.
@@ -27,7 +28,8 @@ from tune_model.tune.device import Device
 from tune_model.tune.estimate import call_us, estimate_seconds, program_bytes
 from tune_model.tune.events import Event, RecordsDamaged, TaskDone, TaskStarted, TuneFinished, TuneStarted
 from tune_model.tune.families import families_for
-from tune_model.tune.layouts import Settlement, settle_layouts
+from tune_model.tune.guard import Guard
+from tune_model.tune.layouts import Settlement
 from tune_model.tune.options import TuneOptions
 from tune_model.tune.policy import policy_for
 from tune_model.tune.probe_cuda import require_gpu
@@ -92,6 +94,7 @@ class _Run:
         for task in plan.tasks:
             largest = max((sizes[site.program] for site in task.sites), default=0)
             self.contests.append(Contest(task, policy_for(shop.target, largest), shop))
+        self.guard = Guard(plan, self.contests, shop)
         self.order = sorted(self.contests, key=lambda c: -c.planned.weight * call_us(c.planned, shop.target))
 
     def run(self) -> Tuning:
@@ -99,11 +102,15 @@ class _Run:
         self._announce()
         for index, contest in enumerate(self.order):
             self._race(index, contest)
-        settlement = settle_layouts(self.plan, {c.planned.key: _finalists(c) for c in self.contests})
+        finals = {contest.planned.key: _finalists(contest) for contest in self.contests}
+        settlement = self.guard.settle(finals, may_measure=self.stopped != "interrupted")
+        if self.guard.cut_short and self.guard.unconfirmed and not self.stopped:
+            self.stopped = "interrupted" if shop.stop.is_set() else "budget"
+        shop.stop.clear()  # what is left to do is to assemble what there is
         code: dict[str, bytes] = {}
         choices = tuple(self._choose(contest, settlement, code) for contest in self.contests)
         seconds = time.monotonic() - shop.started
-        shop.report(TuneFinished(shop.builds, shop.measured, seconds, self.stopped))
+        shop.report(TuneFinished(shop.builds, shop.measured, seconds, self.stopped, shop.repeated))
         return Tuning(
             plan=settlement.plan,
             target=shop.target,
@@ -113,6 +120,7 @@ class _Run:
             measured=shop.measured,
             seconds=seconds,
             stopped=self.stopped,
+            repeated=shop.repeated,
         )
 
     def _announce(self) -> None:
@@ -142,7 +150,6 @@ class _Run:
                     contest.run()
                 except InterruptedRaceError:
                     self.stopped = "interrupted"
-                    shop.stop.clear()  # what is left to do is to assemble what there is
                 if not contest.complete:
                     self.stopped = "budget"
         best = select_winner(_finalists(contest))
@@ -174,21 +181,33 @@ class _Run:
             raise WinnerLostError(msg)
         code |= built.code
         rows = contest.rows()
+        finalists = _finalists(contest)
         rejections = [*contest.refused, *((r.candidate, r.rejected) for r in rows if isinstance(r, Refusal))]
+        rejections += self.guard.replaced(key, finalists)
         if key in settlement.passed_over:
             rejections.append(settlement.passed_over[key])
+        again = self.guard.confirmation(key, winner.candidate)
         return Choice(
             task=key,
             winner=winner.candidate,
             kernel=built.kernel,
-            median_us=winner.median_us,
-            baseline_us=_finalists(contest)[0].median_us,
-            gain_low=winner.gain_low,
-            gain_high=winner.gain_high,
+            median_us=winner.median_us if again is None else again.median_us,
+            baseline_us=finalists[0].median_us if again is None else again.baseline_us,
+            gain_low=winner.gain_low if again is None else again.gain_low,
+            gain_high=winner.gain_high if again is None else again.gain_high,
             measurements=tuple(_measurement(row) for row in rows if isinstance(row, Timing)),
             rejections=tuple(dict.fromkeys(rejections)),
-            status=_status(contest, winner),
+            status=self._status(contest, winner),
         )
+
+    def _status(self, contest: Contest, winner: Finalist) -> str:
+        """Return a choice's status: of a race, and of an extern that stays because a winner was not confirmed."""
+        if winner.candidate == contest.baseline and contest.outcome is not None:
+            if contest.planned.key in self.guard.unconfirmed:
+                return "unconfirmed"
+            if contest.planned.key in self.guard.disturbed:
+                return "disturbed"
+        return _status(contest, winner)
 
 
 def _finalists(contest: Contest) -> tuple[Finalist, ...]:

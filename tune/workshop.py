@@ -24,6 +24,9 @@ _TRANSIENT = frozenset({"timeout", "crash"})
 """Build failures that may not come again; they are recorded for this race, but not kept with the built kernels."""
 
 
+_OVERDRAFT = 1.1
+"""Part of the budget after which the guard stops as well; what is left to do then takes a moment."""
+
 _PAUSE_S = 0.5
 _PATIENCE_S = 10.0
 """So long a run waits in all for other processes to leave the machine."""
@@ -49,6 +52,7 @@ class Workshop:
         stop: Set when the user interrupts.
         builds: Kernels built in this run.
         measured: Measurements taken in this run.
+        repeated: Measurements among them that something disturbed, so that they were taken again.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Workshop:
         self.stop = threading.Event()
         self.builds = 0
         self.measured = 0
+        self.repeated = 0
         self.started = time.monotonic()
         self._patience_s = _PATIENCE_S
         self._by_name = {family.name: family for family in families}
@@ -91,6 +96,12 @@ class Workshop:
         """The budget is spent."""
         budget_s = self.options.budget_s
         return budget_s is not None and time.monotonic() - self.started >= budget_s
+
+    @property
+    def is_over(self) -> bool:
+        """The budget is overdrawn: nothing at all may be measured any more."""
+        budget_s = self.options.budget_s
+        return budget_s is not None and time.monotonic() - self.started >= _OVERDRAFT * budget_s
 
     def pause(self) -> bool:
         """Wait a little for the machine to calm down; `False` at once when this run has waited long enough."""

@@ -213,7 +213,7 @@ def linear_plan(*sizes: int, form: Form | None = None) -> Plan:
 
 def without_times(value: msgspec.Struct) -> bytes:
     """Encode a `Tuning` without the counts and seconds of the run itself."""
-    return msgspec.json.encode(msgspec.structs.replace(value, builds=0, measured=0, seconds=0.0))
+    return msgspec.json.encode(msgspec.structs.replace(value, builds=0, measured=0, seconds=0.0, repeated=0))
 
 
 def alive(pid: int) -> bool:

@@ -10,7 +10,15 @@ from tune_model.runtime.program import Transpose, fingerprint
 from tune_model.tune.candidate import Candidate, Family
 from tune_model.tune.choice import Tuning
 from tune_model.tune.device import Samples
-from tune_model.tune.events import CandidateDone, Event, TaskDone, TaskStarted, TuneFinished, TuneStarted
+from tune_model.tune.events import (
+    CandidateDone,
+    ChoiceConfirmed,
+    Event,
+    TaskDone,
+    TaskStarted,
+    TuneFinished,
+    TuneStarted,
+)
 from tune_model.tune.families.aten import FAMILY as ATEN
 from tune_model.tune.options import TuneOptions
 from tune_model.tune.tuner import tune_with
@@ -176,7 +184,7 @@ def test_an_interrupted_run_keeps_what_is_measured_and_continues_there(runs: Run
 def test_events_tell_the_story_in_order(runs: Runs):
     runs(device())
     kinds = [type(e) for e in runs.events if not isinstance(e, CandidateDone)]
-    assert kinds == [TuneStarted, TaskStarted, TaskDone, TaskStarted, TaskDone, TuneFinished]
+    assert kinds == [TuneStarted, *(TaskStarted, TaskDone) * 2, *(ChoiceConfirmed,) * 2, TuneFinished]
     started = runs.events[0]
     assert isinstance(started, TuneStarted)
     assert (started.tasks, started.candidates, started.replayed) == (2, 18, 0)
@@ -228,7 +236,8 @@ class Crowded(RecordedDevice):
 def test_a_disturbed_final_is_repeated(runs: Runs):
     calm = Crowded(2)
     tuning = runs(calm, sizes=(1,))
-    assert [kind for kind, _ in calm.asked].count("compare") == 3
+    assert [kind for kind, _ in calm.asked].count("compare") == 3 + 1  # and the guard
+    assert tuning.repeated == 2
     assert tuning.choices[0].status == "tuned"
 
 

@@ -35,7 +35,9 @@ With --save a long benchmark can run in parts: rows of points timed now replace 
 @artifact_argument
 @weights_option
 @click.option("--device", "device_name", default=None, help="Where to run; by default the kind it was tuned for.")
-@click.option("--only", multiple=True, metavar="POINT", help="Time only points whose name starts so; may be repeated.")
+@click.option(
+    "--only", multiple=True, metavar="POINT", help="Time only points that begin with these words; repeatable."
+)
 @click.option("--rounds", default=50, show_default=True, type=click.IntRange(5, 10_000), help="Rounds per point.")
 @click.option("--no-compile", is_flag=True, help="Leave torch.compile out: it takes minutes for a large model.")
 @click.option("--save", "save_path", metavar="FILE", default=None, help="Write or update a benchmark result (JSON).")
@@ -59,7 +61,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     artifact = open_artifact(artifact_path)
     request = artifact.manifest.request
-    points = [p for p in points_of(request.phases) if not only or any(str(p).startswith(o) for o in only)]
+    points = [p for p in points_of(request.phases) if not only or any(begins_with(p, words) for words in only)]
     if not points:
         names = "; ".join(str(p) for p in points_of(request.phases))
         raise click.UsageError(f"--only matches no point; there are: {names}")
@@ -80,6 +82,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
             _save(Path(save_path), artifact.manifest.name, tuned.device, rows, arguments)
         del contenders
         _free(tuned.device)
+
+
+def begins_with(point: "Point", words: str) -> bool:
+    """Say whether a point's name begins with these whole words: `decode batch=1` is not `decode batch=16`."""
+    return f"{point} ".startswith(f"{words.rstrip()} ")
 
 
 def _device(artifact: "Artifact", name: str | None) -> "torch.device":

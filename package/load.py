@@ -110,7 +110,9 @@ def start(
             f"{artifact.path}: holds no weights; pass weights= with a module, a state dict or a folder of safetensors "
             f"(or tune with output.weights: embed)"
         )
-    parts = ModelParts(tuple(artifact.programs.values()), artifact.constants(), artifact.replay, artifact.code)
+    grids = {phase.name: phase.grid for phase in artifact.manifest.request.phases}
+    programs = tuple(artifact.programs.values())
+    parts = ModelParts(programs, artifact.constants(), artifact.replay, artifact.code, grids)
     return TunedModel(parts, source, chosen, strict=strict, graphs=graphs)
 
 

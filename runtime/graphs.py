@@ -7,8 +7,8 @@ memory and so must not run at the same time: a lock and an event keep them in or
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from tune_model.runtime.executor import Executor
 
 __all__ = ["GraphPool", "GraphRunner"]
+
+_T = TypeVar("_T")
 
 _GRAPHS_AT_MOST = 64
 _WARM_UP_RUNS = 2
@@ -45,6 +47,34 @@ class GraphPool:
         event.record(stream)
         self._last = (event, stream.cuda_stream)
 
+    def capture(
+        self, work: Callable[[], _T], warm_up: Callable[[], object] | None = None
+    ) -> tuple[torch.cuda.CUDAGraph, _T]:
+        """Capture what a function launches; the caller holds the lock.
+
+        Args:
+            work: Called once, while nothing runs; what it returns lies in the graph's memory.
+            warm_up: Called before, for real, so that libraries initialise and plans are built; by default `work`.
+
+        Returns:
+            The graph, and what `work` returned.
+        """
+        current = torch.cuda.current_stream(self.stream.device)
+        self.wait(current)
+        self.stream.wait_stream(current)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            for _ in range(_WARM_UP_RUNS):
+                (warm_up or work)()
+            # Thread-local: other threads may allocate and launch meanwhile.
+            graph.capture_begin(pool=self.handle, capture_error_mode="thread_local")
+            try:
+                made = work()
+            finally:
+                graph.capture_end()
+        current.wait_stream(self.stream)
+        return graph, made
+
 
 class _Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
@@ -62,12 +92,16 @@ class GraphRunner:
         executor: Of the program, on a CUDA device.
         pool: Shared with other runners of the device.
         eager_runs: How often a new set of sizes runs without a graph before one is captured.
+        at_most: Graphs that are kept; the one that was not used for longest goes first.
     """
 
-    def __init__(self, executor: Executor, pool: GraphPool, *, eager_runs: int = 0) -> None:
+    def __init__(
+        self, executor: Executor, pool: GraphPool, *, eager_runs: int = 0, at_most: int = _GRAPHS_AT_MOST
+    ) -> None:
         self.executor = executor
         self._pool = pool
         self._eager_runs = eager_runs
+        self._at_most = at_most
         self._graphs: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
         self._seen: OrderedDict[tuple[object, ...], int] = OrderedDict()
         self._user = tuple(item.name for item in executor.program.inputs if item.role == "user")
@@ -100,7 +134,7 @@ class GraphRunner:
                 if self._runs_eagerly(key):
                     return self.executor.run(inputs, hints)
                 captured = self._graphs[key] = self._capture(inputs, hints)
-                if len(self._graphs) > _GRAPHS_AT_MOST:
+                if len(self._graphs) > self._at_most:
                     torch.cuda.synchronize(self.executor.device)
                     self._graphs.popitem(last=False)
             else:
@@ -122,27 +156,13 @@ class GraphRunner:
     def _runs_eagerly(self, key: tuple[object, ...]) -> bool:
         count = self._seen.get(key, 0)
         self._seen[key] = count + 1
-        if len(self._seen) > 4 * _GRAPHS_AT_MOST:
+        if len(self._seen) > 4 * self._at_most:
             self._seen.popitem(last=False)
         return count < self._eager_runs
 
     def _capture(self, inputs: Mapping[str, Tensor], hints: Mapping[str, int] | None) -> _Captured:
         static = {name: tensor.clone() if name in self._user else tensor for name, tensor in inputs.items()}
-        stream = self._pool.stream
-        current = torch.cuda.current_stream(self.executor.device)
-        self._pool.wait(current)
-        stream.wait_stream(current)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_RUNS):
-                self.executor.run(static, hints)
-            # Thread-local: other threads may allocate and launch meanwhile.
-            graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
-            try:
-                outputs = self.executor.run(static, hints)
-            finally:
-                graph.capture_end()
-        current.wait_stream(stream)
+        graph, outputs = self._pool.capture(lambda: self.executor.run(static, hints))
         # Caches are not kept: whoever replays the graph passes caches that lie at the same addresses.
         return _Captured(graph, {name: static[name] for name in self._user}, outputs)
 

@@ -10,7 +10,7 @@ from tune_model.runtime.expression import ExpressionError, evaluate
 from tune_model.runtime.invoke import ProgramError, torch_dtype
 from tune_model.runtime.program import Input, Program
 
-__all__ = ["KVCache"]
+__all__ = ["KVCache", "fixed_sizes"]
 
 
 class KVCache:
@@ -31,7 +31,7 @@ class KVCache:
         self._views: dict[tuple[int, int], Mapping[str, Tensor]] = {}
         for item in program.inputs:
             if item.role == "cache":
-                shape = _fixed(item)
+                shape = fixed_sizes(item)
                 self.max_length = shape[1]
                 self._tensors[item.name] = torch.zeros(
                     (rows, *shape), dtype=torch_dtype(item.type.dtype), device=device
@@ -50,13 +50,23 @@ class KVCache:
             views = self._views[start, stop] = {name: tensor[start:stop] for name, tensor in self._tensors.items()}
         return views
 
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` slots of a row to another row."""
+        for tensor in self._tensors.values():
+            tensor[target, :, :length].copy_(tensor[source, :, :length])
+
     @property
     def size_bytes(self) -> int:
         """Memory it occupies."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
 
-def _fixed(item: Input) -> tuple[int, ...]:
+def fixed_sizes(item: Input) -> tuple[int, ...]:
+    """Return the sizes of a cache input after the first, its rows.
+
+    Raises:
+        ProgramError: One depends on a symbol.
+    """
     try:
         return tuple(evaluate(size, {}) for size in item.type.shape[1:])
     except ExpressionError as error:

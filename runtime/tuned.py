@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -11,16 +13,27 @@ from tune_model.runtime.checkpoint import WeightSource
 from tune_model.runtime.coverage import Coverage
 from tune_model.runtime.cuda_driver import activate
 from tune_model.runtime.executor import Executor, InputError
-from tune_model.runtime.generate import Generation, Phases, RunProgram, generate_tokens
+from tune_model.runtime.generation.buckets import Grid
+from tune_model.runtime.generation.completion import Generation
+from tune_model.runtime.generation.continuation import continuation_of
+from tune_model.runtime.generation.generate import Prompts, each_row, generate_tokens
+from tune_model.runtime.generation.phases import Phase, Phases, RunProgram
+from tune_model.runtime.generation.sampling import Sampling
+from tune_model.runtime.generation.scheduler import Scheduler
 from tune_model.runtime.graphs import GraphPool, GraphRunner
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.runtime.machine_code import CodeLoader, device_index
 from tune_model.runtime.program import Program
 from tune_model.runtime.replay import Replay
-from tune_model.runtime.sampling import Sampling
 from tune_model.runtime.weights import bind_weights
 
 __all__ = ["ModelParts", "TunedModel"]
+
+_PROMPT_GRAPH_TOKENS = 512
+"""Longer parts of prompts outlast their launches, and a graph would only hold memory."""
+
+_PROMPT_GRAPHS_AT_MOST = 32
+"""One per length and row of the cache."""
 
 
 class ModelParts(NamedTuple):
@@ -31,19 +44,22 @@ class ModelParts(NamedTuple):
         constants: By key.
         replay: What was tuned.
         code: Machine code by SHA-256.
+        grids: Values of each program's symbols that were tuned, by program; where none are given, sizes are rounded by
+            powers of two alone.
     """
 
     programs: Sequence[Program]
     constants: Mapping[str, Tensor]
     replay: Replay
     code: Mapping[str, bytes]
+    grids: Mapping[str, Grid] = MappingProxyType({})
 
 
 class TunedModel:
     """A model that runs with its tuned kernels.
 
     Safe to use from several threads. Generations share the model's one cache: the first takes it, any other that runs
-    at the same time allocates its own.
+    at the same time allocates its own; a server makes a scheduler instead.
 
     Args:
         parts: From an artifact, or straight from the tuner.
@@ -69,24 +85,70 @@ class TunedModel:
             activate(self.device)
         self.programs: dict[str, Program] = {program.name: program for program in parts.programs}
         self._coverage = Coverage()
-        loader = CodeLoader(parts.code)
-        loader.load_all(parts.replay, self.device)
-        bound = bind_weights(parts.programs, weights, self.device)
-        self._executors = {
-            name: Executor(
-                program, bound, parts.constants, parts.replay, loader, self.device, strict, coverage=self._coverage
-            )
-            for name, program in self.programs.items()
-        }
-        self._run: dict[str, RunProgram] = {name: e.run for name, e in self._executors.items()}
-        if graphs and self.device.type == "cuda":
-            pool = GraphPool(self.device)
-            for name, executor in self._executors.items():
-                if name != "prefill":  # every prompt length is its own shape, and its kernels outlast their launches
-                    runner = GraphRunner(executor, pool, eager_runs=0 if name == "decode" else 1)
-                    self._run[name] = runner.run
-        self._cache_lock = threading.Lock()
-        self._cache: KVCache | None = None
+        self._loader = CodeLoader(parts.code)
+        self._loader.load_all(parts.replay, self.device)
+        self._parts = parts
+        self._strict = strict
+        self._bound = bind_weights(parts.programs, weights, self.device)
+        self._executors = {name: self._executor(program) for name, program in self.programs.items()}
+        self._pool = GraphPool(self.device) if graphs and self.device.type == "cuda" else None
+        self._run = {name: self._runner(name, executor) for name, executor in self._executors.items()}
+        self._language = self._language_phases()
+        self._own_lock = threading.Lock()
+        self._own: Scheduler | None = None
+
+    def _executor(self, program: Program) -> Executor:
+        parts = self._parts
+        return Executor(
+            program,
+            self._bound,
+            parts.constants,
+            parts.replay,
+            self._loader,
+            self.device,
+            self._strict,
+            coverage=self._coverage,
+        )
+
+    def _runner(self, name: str, executor: Executor) -> RunProgram:
+        """Return what runs a program: on CUDA, graphs of the sizes that repeat."""
+        if self._pool is None:
+            return executor.run
+        if name not in {"prefill", "continuation"}:
+            return GraphRunner(executor, self._pool, eager_runs=0 if name == "decode" else 1).run
+        runner = GraphRunner(executor, self._pool, eager_runs=1, at_most=_PROMPT_GRAPHS_AT_MOST)
+
+        def run(inputs: Mapping[str, Tensor], hints: Mapping[str, int]) -> dict[str, Tensor]:
+            ids = inputs.get("input_ids")
+            short = isinstance(ids, Tensor) and ids.numel() <= _PROMPT_GRAPH_TOKENS
+            return runner.run(inputs, hints) if short else executor.run(inputs, hints)
+
+        return run
+
+    def _language_phases(self) -> Phases | None:
+        if not {"prefill", "decode"} <= set(self.programs):
+            return None
+        prefill = self.programs["prefill"]
+        # Its attention is never tuned, so a strict model runs prompts whole.
+        program = None if self._strict else continuation_of(prefill)
+        continuation = None
+        if program is not None:
+
+            @lru_cache(maxsize=1)
+            def runner() -> RunProgram:
+                return self._runner(program.name, self._executor(program))
+
+            def run(inputs: Mapping[str, Tensor], hints: Mapping[str, int]) -> dict[str, Tensor]:
+                return runner()(inputs, hints)  # few prompts are split, so this is made when one is
+
+            continuation = Phase(program, run)
+        return Phases(
+            prefill=Phase(prefill, self._run["prefill"]),
+            continuation=continuation,
+            decode=self._executors["decode"],
+            grids=self._parts.grids,
+            pool=self._pool,
+        )
 
     def executor(self, phase: str) -> Executor:
         """Return what runs one program without graphs, for measuring and for callers with graphs of their own.
@@ -158,67 +220,70 @@ class TunedModel:
             inputs.setdefault("logits_index", torch.full((1,), length - 1, device=self.device))
         return {**inputs, **KVCache(program, batch, self.device).slice(0, batch)}
 
-    def allocate_cache(self, rows: int) -> KVCache:
-        """Allocate a cache for `generate` with room for `rows` sequences.
+    def scheduler(self, rows: int | None = None, *, prompt_tokens: int | None = None) -> Scheduler:
+        """Make a scheduler with a cache of its own, for a server that takes prompts as they come.
+
+        Args:
+            rows: Prompts that run at the same time; by default as many as the model was traced for.
+            prompt_tokens: Tokens of prompts that are read in between two steps of the running rows, at least one part
+                of a prompt; by default one part of the largest size that was tuned.
 
         Raises:
-            InputError: The model does not generate.
+            InputError: The model does not generate, or not so many rows at once.
         """
-        return KVCache(self._phases().decode, rows, self.device)
+        phases = self._phases()
+        made = Scheduler(phases, rows or self._rows_at_most())
+        made.prompt_tokens = prompt_tokens or made.buckets.chunk
+        return made
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]] | Sequence[Tensor] | Tensor,
+        prompts: Prompts,
         max_new_tokens: int,
         *,
         eos: Sequence[int] = (),
-        sampling: Sampling | None = None,
-        cache: KVCache | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
     ) -> Iterator[tuple[int | None, ...]]:
         """Generate tokens, one per row and step.
 
         Args:
-            prompts: One or more sequences of token numbers; lengths may differ.
+            prompts: One or more sequences of token numbers; lengths may differ. More than the model has rows wait.
             max_new_tokens: Per row.
             eos: Tokens that end a row; they are yielded.
-            sampling: How tokens are picked; greedily by default.
-            cache: From `allocate_cache`; by default the model's own, or a new one while that is in use.
+            sampling: How tokens are picked, for all rows (the seed counts up from row to row) or for each; greedily by
+                default.
 
         Returns:
-            Each step's tokens, `None` for a row that has ended. Nothing runs before the first is asked for.
+            Each step's tokens, `None` for a row that has ended or still waits. Nothing runs before the first is asked
+            for.
 
         Raises:
             InputError: The model does not generate, or a prompt does not fit.
         """
-        phases = self._phases()
-        rows = [torch.as_tensor(prompt, dtype=torch.int64).to(self.device) for prompt in prompts]
-        generation = Generation(max_new_tokens, frozenset(eos), sampling or Sampling())
-        if cache is not None:
-            return generate_tokens(phases, cache, rows, generation)
-        return self._generate_in_own_cache(phases, rows, generation)
+        self._phases()
+        return self._generate(prompts, each_row(len(prompts), max_new_tokens, eos, sampling))
 
-    def _generate_in_own_cache(
-        self, phases: Phases, rows: list[Tensor], generation: Generation
-    ) -> Iterator[tuple[int | None, ...]]:
+    def _generate(self, prompts: Prompts, generations: Sequence[Generation]) -> Iterator[tuple[int | None, ...]]:
+        rows = max(min(len(prompts), self._rows_at_most()), 1)
         # A caller may hold one generation open while it starts another, so a busy cache is never waited for.
-        if not self._cache_lock.acquire(blocking=False):
-            yield from generate_tokens(phases, self.allocate_cache(len(rows)), rows, generation)
+        if not self._own_lock.acquire(blocking=False):
+            yield from generate_tokens(Scheduler(self._phases(), rows), prompts, generations)
             return
         try:
-            if self._cache is None or self._cache.rows < len(rows):
-                self._cache = None  # frees the smaller one first
-                self._cache = self.allocate_cache(len(rows))
-            yield from generate_tokens(phases, self._cache, rows, generation)
+            if self._own is None or self._own.cache.rows < rows:
+                self._own = None  # frees the smaller cache first
+                self._own = Scheduler(self._phases(), rows)
+            yield from generate_tokens(self._own, prompts, generations)
         finally:
-            self._cache_lock.release()
+            self._own_lock.release()
 
     def complete(
         self,
-        prompts: Sequence[Sequence[int]] | Sequence[Tensor] | Tensor,
+        prompts: Prompts,
         max_new_tokens: int,
         *,
         eos: Sequence[int] = (),
-        sampling: Sampling | None = None,
+        sampling: Sampling | Sequence[Sampling] | None = None,
     ) -> list[list[int]]:
         """Generate as `generate` does and return each row's new tokens."""
         made: list[list[int]] = [[] for _ in prompts]
@@ -232,7 +297,11 @@ class TunedModel:
         """Return the counters of what ran: tuned exactly, tuned nearby, or not."""
         return self._coverage
 
+    def _rows_at_most(self) -> int:
+        symbols = self._phases().decode.program.symbols
+        return next((s.maximum for s in symbols if s.name == "batch"), 1)
+
     def _phases(self) -> Phases:
-        if not {"prefill", "decode"} <= set(self.programs):
+        if self._language is None:
             raise InputError(f"the model has programs {list(self.programs)}; generation needs prefill and decode")
-        return Phases(self.programs["prefill"], self.programs["decode"], self._run["prefill"], self._run["decode"])
+        return self._language

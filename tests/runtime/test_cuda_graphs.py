@@ -155,11 +155,10 @@ def test_ragged_generation_equals_each_row_alone(graphs: bool):
     assert got == [row[: row.index(eos) + 1] if eos in row else row for row in expected]
 
 
-def test_a_graph_belongs_to_the_cache_it_was_captured_with():
+def test_generations_that_overlap_have_graphs_of_their_own():
     model = language(graphs=True)
-    caches = [model.allocate_cache(3) for _ in range(2)]
     expected = [language_greedy(prompt, NEW, LANGUAGE) for prompt in PROMPTS]
-    streams = [model.generate(PROMPTS, NEW, cache=cache) for cache in caches]
+    streams = [model.generate(PROMPTS, NEW) for _ in range(2)]
     interleaved = [list(pair) for pair in zip(*streams, strict=True)]
     for i in range(2):
         rows = [list(row) for row in zip(*(pair[i] for pair in interleaved), strict=True)]

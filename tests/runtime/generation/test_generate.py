@@ -10,9 +10,9 @@ from hand_made import (
 )
 
 from tune_model.runtime.executor import InputError
-from tune_model.runtime.generate import context_hint
+from tune_model.runtime.generation.decoder import context_hint
+from tune_model.runtime.generation.sampling import Sampling
 from tune_model.runtime.kv_cache import KVCache
-from tune_model.runtime.sampling import Sampler, Sampling
 from tune_model.runtime.tuned import ModelParts, TunedModel
 
 WEIGHTS = language_weights()
@@ -73,7 +73,7 @@ def test_calling_the_model_gives_the_logits_after_the_last_token(model: TunedMod
     ("prompts", "new", "message"),
     [
         ([], 1, "no prompt"),
-        ([[1], []], 1, "prompt 1 is .* at least one token"),
+        ([[1], []], 1, r"prompt 1: .* is \(0,\); expected at least one token"),
         ([[[1]]], 1, "in one dim"),
         ([[1]], -1, "max_new_tokens is -1"),
     ],
@@ -87,16 +87,6 @@ def test_nothing_to_generate_is_nothing(model: TunedModel):
     assert model.complete([[1, 2]], 0) == [[]]
 
 
-def test_a_cache_of_ones_own(model: TunedModel):
-    cache = model.allocate_cache(3)
-    assert cache.max_length == MAX_LENGTH
-    assert cache.size_bytes == 2 * 3 * 2 * MAX_LENGTH * 4 * 4
-    steps = list(model.generate(PROMPTS, NEW, cache=cache))
-    assert [list(row) for row in zip(*steps, strict=True)] == [language_greedy(p, NEW, WEIGHTS) for p in PROMPTS]
-    with pytest.raises(InputError, match="4 prompts given; the cache has 3 rows"):
-        next(model.generate([[1]] * 4, 1, cache=cache))
-
-
 def test_cache_slices_are_views_of_its_rows():
     cache = KVCache(language_model("decode"), 4, torch.device("cpu"))
     cache.slice(2, 3)["k_cache.0"].fill_(1.0)
@@ -105,35 +95,10 @@ def test_cache_slices_are_views_of_its_rows():
         cache.slice(3, 5)
 
 
-def test_contexts_are_rounded_to_few_hints():
+def test_hints_stay_within_a_programs_bounds():
     decode = language_model("decode")
-    hints = [context_hint(decode, n)["context"] for n in (1, 2, 3, 5, 9, 17, MAX_LENGTH, 1000)]
-    assert hints == [1, 2, 4, 8, 16, MAX_LENGTH, MAX_LENGTH, MAX_LENGTH]
+    assert [context_hint(decode, n)["context"] for n in (0, 5, 1000)] == [1, 5, MAX_LENGTH]
     assert context_hint(language_model("prefill"), 7) == {}
-
-
-CPU = torch.device("cpu")
-
-
-def drawn(sampling: Sampling, logits: torch.Tensor, count: int = 4000) -> torch.Tensor:
-    tokens = Sampler(sampling, CPU).pick(logits.expand(count, -1))
-    return torch.bincount(tokens, minlength=logits.shape[-1]) / count
-
-
-def test_draws_follow_the_tempered_distribution():
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    expected = torch.softmax(logits.double() / 0.7, -1)
-    assert float((drawn(Sampling(temperature=0.7), logits) - expected).abs().max()) < 0.03
-
-
-def test_top_k_and_top_p_cut_the_tail():
-    logits = torch.log(torch.tensor([0.1, 0.5, 0.3, 0.1]))
-    two = drawn(Sampling(temperature=1.0, top_k=2), logits)
-    assert float(two[0] + two[3]) == 0.0
-    assert abs(float(two[1]) - 5 / 8) < 0.03
-    nucleus = drawn(Sampling(temperature=1.0, top_p=0.6), logits)
-    assert float(nucleus[0] + nucleus[3]) == 0.0
-    assert float(drawn(Sampling(temperature=1.0, top_p=0.01), logits)[1]) == 1.0
 
 
 def test_equal_seeds_give_equal_tokens(model: TunedModel):
@@ -142,3 +107,40 @@ def test_equal_seeds_give_equal_tokens(model: TunedModel):
 
     assert rows(1) == rows(1)
     assert rows(1) != rows(2)
+
+
+def test_equal_prompts_get_different_answers_under_one_seed(model: TunedModel):
+    same = model.complete([PROMPTS[0]] * 3, NEW, sampling=Sampling(temperature=9.0, seed=1))
+    assert len({tuple(row) for row in same}) == 3
+
+
+def test_a_row_draws_the_same_whoever_shares_the_batch(model: TunedModel):
+    """Neighbours change the number of rows, the kind of sampling that runs and nothing else."""
+    mine = Sampling(temperature=1.5, seed=11)
+    others = [
+        Sampling(temperature=0.9, top_k=3, seed=5),
+        Sampling(repetition_penalty=1.7),
+        Sampling(temperature=1.2, top_p=0.4, seed=2),
+    ]
+    alone = model.complete([PROMPTS[0]], NEW, sampling=[mine])[0]
+    for count in range(1, 4):
+        prompts = [PROMPTS[0], *[*PROMPTS[1:], [7, 7]][:count]]
+        assert model.complete(prompts, NEW, sampling=[mine, *others[:count]])[0] == alone
+
+
+def test_as_many_samplings_as_prompts(model: TunedModel):
+    with pytest.raises(InputError, match="2 samplings given for 3 prompts"):
+        model.complete(PROMPTS, NEW, sampling=[Sampling()] * 2)
+
+
+def test_more_prompts_than_rows_wait_their_turn(model: TunedModel):
+    """The model has 8 rows; 20 prompts of different lengths take them in turn."""
+    prompts = [[1 + i % 5] * (1 + i % 7) for i in range(20)]
+    assert model.complete(prompts, 5) == [language_greedy(p, 5, WEIGHTS) for p in prompts]
+
+
+def test_an_abandoned_generation_leaves_the_model_usable(model: TunedModel):
+    stream = model.generate(PROMPTS, NEW)
+    next(stream)
+    stream.close()
+    assert model.complete(PROMPTS, NEW) == [language_greedy(p, NEW, WEIGHTS) for p in PROMPTS]

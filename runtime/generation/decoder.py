@@ -1,0 +1,109 @@
+"""One token for every row: the decode program, the choice of tokens and the advance of the rows as one unit of work.
+
+On CUDA the unit is one graph per number of rows, context length to choose kernels by, and kind of sampling. It reads
+and writes the rows' state where it lies, so replaying it is all that a step costs the host.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tune_model.runtime.executor import Executor
+from tune_model.runtime.generation.rows import Rows
+from tune_model.runtime.generation.sampling import Needs, pick
+from tune_model.runtime.graphs import GraphPool
+from tune_model.runtime.program import Program
+
+__all__ = ["Decoder", "StepKind", "context_hint"]
+
+
+class StepKind(NamedTuple):
+    """What a step's work depends on besides the rows' state.
+
+    Attributes:
+        rows: The first so many take part.
+        context: To choose kernels by.
+        needs: Of the sampling.
+    """
+
+    rows: int
+    context: int
+    needs: Needs
+
+
+def context_hint(program: Program, length: int) -> dict[str, int]:
+    """Return the hint that tells a decode program how long its contexts are, within its bounds."""
+    for symbol in program.symbols:
+        if symbol.name == "context" and symbol.input is None:
+            return {"context": min(max(length, symbol.minimum), symbol.maximum)}
+    return {}
+
+
+class Decoder:
+    """Runs steps over the rows of one cache; not for several threads at once.
+
+    Args:
+        executor: Of the decode program.
+        rows: The state that steps read and advance.
+        pool: Where graphs are captured; `None` runs every step as a plain sequence of launches.
+    """
+
+    def __init__(self, executor: Executor, rows: Rows, pool: GraphPool | None) -> None:
+        self._executor = executor
+        self._rows = rows
+        self._pool = pool
+        self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
+
+    @property
+    def graphs(self) -> int:
+        """How many are captured."""
+        return len(self._graphs)
+
+    def step(self, kind: StepKind) -> Tensor:
+        """Run one step.
+
+        Returns:
+            (rows, 1): each row's new token, in the rows' own memory: valid until the next step.
+        """
+        if self._pool is None or torch.cuda.is_current_stream_capturing():
+            self._step(kind)
+        else:
+            with self._pool.lock, torch.cuda.device(self._rows.device):
+                self._replay(kind, self._pool)
+        return self._rows.first(kind.rows).tokens
+
+    def capture(self, kind: StepKind) -> None:
+        """Make a step's graph now instead of at its first use; its rows must rest."""
+        if self._pool is not None:
+            with self._pool.lock, torch.cuda.device(self._rows.device):
+                self._graph(kind, self._pool)
+
+    def _replay(self, kind: StepKind, pool: GraphPool) -> None:
+        graph = self._graph(kind, pool)
+        stream = torch.cuda.current_stream(self._rows.device)
+        pool.wait(stream)
+        graph.replay()
+        pool.done(stream)
+
+    def _graph(self, kind: StepKind, pool: GraphPool) -> torch.cuda.CUDAGraph:
+        graph = self._graphs.get(kind)
+        if graph is None:
+            # Choosing tokens without keeping them may be repeated: the cache slots are written with the same values.
+            graph, _ = pool.capture(lambda: self._step(kind), lambda: self._choose(kind))
+            self._graphs[kind] = graph
+        return graph
+
+    def _choose(self, kind: StepKind) -> Tensor:
+        views = self._rows.first(kind.rows)
+        outputs = self._executor.run(views.inputs, context_hint(self._executor.program, kind.context))
+        logits = next(iter(outputs.values()))[:, -1]
+        return pick(logits, self._rows.sampling, 0, views.positions + 1, kind.needs)
+
+    def _step(self, kind: StepKind) -> None:
+        views = self._rows.first(kind.rows)
+        tokens = self._choose(kind)
+        if kind.needs.penalises:
+            self._rows.sampling.note(0, tokens)
+        views.tokens.copy_(tokens)
+        views.positions.add_(views.moving)

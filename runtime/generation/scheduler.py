@@ -1,0 +1,314 @@
+"""Continuous batching: prompts wait, take a free row, decode beside the others and leave when they are complete.
+
+A step reads prompts in (a limited number of tokens, so that running rows are not held up), then lets every row advance
+by one token. Rows in use are kept at the front of the cache, and a step runs on the smallest tuned number of rows that
+holds them all.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tune_model.runtime.executor import InputError
+from tune_model.runtime.generation.buckets import Buckets, Chunk, buckets_of
+from tune_model.runtime.generation.completion import Completion, Generation
+from tune_model.runtime.generation.decoder import Decoder, StepKind
+from tune_model.runtime.generation.phases import Phases
+from tune_model.runtime.generation.prompts import PromptRunner
+from tune_model.runtime.generation.readback import Readback
+from tune_model.runtime.generation.rows import Rows
+from tune_model.runtime.generation.sampling import Sampling, needs_of, pick
+from tune_model.runtime.kv_cache import KVCache
+from tune_model.runtime.layout import layout_of
+
+__all__ = ["Scheduler", "SchedulerState"]
+
+
+class SchedulerState(msgspec.Struct, frozen=True):
+    """How busy a scheduler is.
+
+    Attributes:
+        waiting: Prompts that have no row yet.
+        running: Rows in use.
+        rows: Rows there are.
+        completed: Answers so far, cancelled ones included.
+        prompt_tokens: Tokens of prompts that ran, without padding.
+        new_tokens: Tokens that were handed out.
+        steps: Steps that decoded.
+        graphs: Graphs of decode steps.
+        cache_bytes: Memory of the cache.
+    """
+
+    waiting: int
+    running: int
+    rows: int
+    completed: int
+    prompt_tokens: int
+    new_tokens: int
+    steps: int
+    graphs: int
+    cache_bytes: int
+
+
+class _Running:
+    """A completion in a row, the `number`-th to get one.
+
+    `launched` counts the tokens that are picked or being picked; `length` the slots that are filled then.
+    """
+
+    def __init__(self, number: int, completion: Completion, chunks: Sequence[Chunk]) -> None:
+        self.number = number
+        self.completion = completion
+        self.chunks = deque(chunks)
+        self.length = 0
+        self.launched = 0
+
+    @property
+    def decodes(self) -> bool:
+        return not self.chunks
+
+
+class Scheduler:
+    """Generates for many prompts at once over one cache.
+
+    `submit` and `cancel` may be called from any thread at any time; `step` from any, one at a time. All work of a
+    scheduler goes to the CUDA stream that was current when it was made.
+
+    Args:
+        phases: The model.
+        rows: Of the cache.
+        exact: Run rows and lengths as they are, without padding; by default on a CPU.
+
+    Attributes:
+        buckets: Which sizes run.
+        prompt_tokens: Tokens of prompts that a step reads in at most (at least one part); `None` for all that have a
+            row.
+
+    Raises:
+        InputError: The programs cannot have so many rows.
+    """
+
+    def __init__(self, phases: Phases, rows: int, *, exact: bool | None = None) -> None:
+        program = phases.decode.program
+        most = next((s.maximum for s in program.symbols if s.name == "batch"), rows)
+        if not 1 <= rows <= most:
+            raise InputError(f"a cache of {rows} rows asked for; the decode program takes 1 to {most}")
+        device = phases.decode.device
+        cache = KVCache(program, rows, device)
+        logits = program.values[program.outputs[0].value]
+        self._rows = Rows(cache, layout_of(logits, {s.name: s.minimum for s in program.symbols}).shape[-1], device)
+        self.buckets: Buckets = buckets_of(
+            phases.prefill.program,
+            phases.grids,
+            rows=rows,
+            slots=cache.max_length,
+            exact=device.type == "cpu" if exact is None else exact,
+            chunked=phases.continuation is not None,
+        )
+        self._prompts = PromptRunner(phases, cache, self.buckets, device)
+        self._decoder = Decoder(phases.decode, self._rows, phases.pool)
+        self._readback: Readback[Completion] = Readback(rows, device)
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self.prompt_tokens: int | None = None
+        self._running: list[_Running | None] = [None] * rows
+        self._waiting: deque[Completion] = deque()
+        self._lock = threading.RLock()
+        self._admitted = self._completed = self._read_in = self._handed_out = self._steps = 0
+
+    @property
+    def cache(self) -> KVCache:
+        """Its cache."""
+        return self._rows.cache
+
+    def submit(self, prompt: Sequence[int] | Tensor, generation: Generation) -> Completion:
+        """Queue a prompt.
+
+        Raises:
+            InputError: It is empty, or does not fit a row together with its new tokens.
+        """
+        tokens = torch.as_tensor(prompt, dtype=torch.int64)
+        if tokens.dim() != 1 or tokens.shape[0] == 0:
+            raise InputError(f"a prompt is {tuple(tokens.shape)}; expected at least one token in one dim, int64")
+        # The last token that is generated is never run, so it needs no slot.
+        needed = tokens.shape[0] + max(generation.max_new_tokens - 1, 0)
+        if needed > self.cache.max_length:
+            raise InputError(
+                f"a prompt has {tokens.shape[0]} tokens and {generation.max_new_tokens} are to follow; "
+                f"the cache holds {self.cache.max_length} per row"
+            )
+        if tokens.device.type == "cuda" and self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(tokens.device))
+            tokens.record_stream(self._stream)
+        completion = Completion(tokens, generation)
+        if generation.max_new_tokens == 0:
+            completion.finish = "length"
+        else:
+            self._waiting.append(completion)
+        return completion
+
+    def cancel(self, completions: Iterable[Completion]) -> None:
+        """End completions early; those that are complete stay as they are. Their rows are free at the next step."""
+        for completion in completions:
+            if completion.finish is None:
+                completion.finish = "cancelled"
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step would do nothing."""
+        return not self._waiting and not len(self._readback) and not any(self._running)
+
+    def state(self) -> SchedulerState:
+        """Return how busy it is."""
+        return SchedulerState(
+            waiting=len(self._waiting),
+            running=sum(r is not None for r in self._running),
+            rows=self.cache.rows,
+            completed=self._completed,
+            prompt_tokens=self._read_in,
+            new_tokens=self._handed_out,
+            steps=self._steps,
+            graphs=self._decoder.graphs,
+            cache_bytes=self.cache.size_bytes + self._rows.size_bytes,
+        )
+
+    def warm_up(self, samplings: Iterable[Sampling] = (Sampling(),)) -> None:
+        """Capture the graphs of decode steps for every number of rows now instead of at their first use.
+
+        Args:
+            samplings: One for each kind of sampling that will come.
+
+        Raises:
+            InputError: Prompts are under way.
+        """
+        with self._lock, _on(self._stream), torch.no_grad():
+            if not self.idle:
+                raise InputError("graphs are captured before the first prompt is submitted, or after the last ended")
+            contexts = self.buckets.contexts or (self.buckets.context(self.cache.max_length // 2),)
+            for needs in dict.fromkeys(needs_of([sampling]) for sampling in samplings):
+                for rows in reversed(self.buckets.batches_all()):
+                    for context in contexts:
+                        self._decoder.capture(StepKind(rows, context, needs))
+
+    def step(self) -> list[tuple[Completion, int]]:
+        """Read prompts in, decode every row once, and hand out the tokens that have arrived since.
+
+        On CUDA tokens arrive one step late: the host reads them while the device is at the next.
+
+        Returns:
+            Completions with one new token each; a completion may come twice.
+        """
+        with self._lock, _on(self._stream), torch.no_grad():
+            self._free_rows()
+            self._admit()
+            self._read_prompts()
+            self._gather_rows()
+            in_flight = 1 if self._decode() and self._readback.overlaps else 0
+            made = []
+            while len(self._readback) > in_flight:
+                made += self._hand_out()
+            return made
+
+    # ------------------------------------------------------------------------------------------------------------ rows
+
+    def _free_rows(self) -> None:
+        for row, running in enumerate(self._running):
+            if running is not None and running.completion.finish is not None:
+                self._release(row)
+
+    def _release(self, row: int) -> None:
+        self._running[row] = None
+        self._rows.rest(row)
+        self._completed += 1
+
+    def _admit(self) -> None:
+        for row in range(len(self._running)):
+            while self._running[row] is None and self._waiting:
+                completion = self._waiting.popleft()
+                if completion.finish is not None:
+                    self._completed += 1  # cancelled while it waited
+                    continue
+                chunks = self.buckets.chunks(completion.prompt.shape[0])
+                self._running[row] = _Running(self._admitted, completion, chunks)
+                self._admitted += 1
+
+    def _gather_rows(self) -> None:
+        """Move the last rows into gaps where that lets the step run on fewer."""
+        while True:
+            used = [row for row, running in enumerate(self._running) if running is not None and running.decodes]
+            gap = next((row for row, running in enumerate(self._running) if running is None), len(self._running))
+            if not used or used[-1] < gap or self.buckets.batch(used[-1] + 1) == self.buckets.batch(len(used)):
+                return
+            last = used[-1]
+            running = self._running[last]
+            assert running is not None  # noqa: S101 (it is in use)
+            self._rows.move(last, gap, running.length)
+            self._running[gap], self._running[last] = running, None
+
+    # ------------------------------------------------------------------------------------------------------------ work
+
+    def _read_prompts(self) -> None:
+        budget = self.prompt_tokens
+        reading = [(running.number, row, running) for row, running in enumerate(self._running) if running is not None]
+        for _, row, running in sorted(reading):  # in the order they came
+            while running.chunks:
+                if budget is not None and budget <= 0:
+                    return
+                chunk = running.chunks.popleft()
+                self._read_part(row, running, chunk)
+                budget = None if budget is None else budget - chunk.size
+
+    def _read_part(self, row: int, running: _Running, chunk: Chunk) -> None:
+        completion = running.completion
+        logits = self._prompts.run(row, completion.prompt, chunk)
+        self._read_in += chunk.stop - chunk.start
+        running.length = chunk.stop
+        if running.chunks:
+            self._rows.rest(row, chunk.stop)
+            return
+        generation = completion.generation
+        needs = needs_of([generation.sampling])
+        position = torch.full((1, 1), chunk.stop, device=self._rows.device)
+        self._rows.prepare(row, generation.sampling, completion.prompt, generation.max_new_tokens)
+        token = pick(logits, self._rows.sampling, row, position, needs)
+        if needs.penalises:
+            self._rows.sampling.note(row, token)
+        self._rows.start(row, token, chunk.stop)
+        self._readback.start(token, [(0, completion)])
+        running.launched = 1
+        if running.launched == generation.max_new_tokens:
+            self._release(row)
+
+    def _decode(self) -> bool:
+        rows = [(row, r) for row, r in enumerate(self._running) if r is not None and r.decodes]
+        if not rows:
+            return False
+        longest = max(running.length for _, running in rows)
+        needs = needs_of(running.completion.generation.sampling for _, running in rows)
+        kind = StepKind(self.buckets.batch(rows[-1][0] + 1), self.buckets.context(longest), needs)
+        tokens = self._decoder.step(kind)
+        self._readback.start(tokens, [(row, running.completion) for row, running in rows])
+        self._steps += 1
+        for row, running in rows:
+            running.length += 1
+            running.launched += 1
+            if running.launched == running.completion.generation.max_new_tokens:
+                self._release(row)
+        return True
+
+    def _hand_out(self) -> list[tuple[Completion, int]]:
+        made = []
+        for completion, token in self._readback.finish():
+            if completion.finish is None:
+                completion.add(token)
+                made.append((completion, token))
+        self._handed_out += len(made)
+        return made
+
+
+def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    return nullcontext() if stream is None else torch.cuda.stream(stream)

@@ -14,7 +14,7 @@ def console(*, error: bool = False) -> Console:
 def size_text(size_bytes: float) -> str:
     """Return `7.3 MB`: powers of 1000, three digits."""
     for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
+        if size_bytes < 999.5:  # from there on three digits would say 1e+03
             return f"{size_bytes:.3g} {unit}"
         size_bytes /= 1000
     return f"{size_bytes:.3g} TB"
@@ -22,9 +22,9 @@ def size_text(size_bytes: float) -> str:
 
 def time_text(time_us: float) -> str:
     """Return a duration given in microseconds with the unit that fits: `14.2 us`, `3.57 ms`, `12.1 s`."""
-    if time_us < 1e3:
+    if time_us < 999.5:
         return f"{time_us:.3g} us"
-    return f"{time_us / 1e3:.3g} ms" if time_us < 1e6 else f"{time_us / 1e6:.3g} s"
+    return f"{time_us / 1e3:.3g} ms" if time_us < 999.5e3 else f"{time_us / 1e6:.3g} s"
 
 
 def gain_text(baseline_us: float, median_us: float) -> str:

@@ -16,7 +16,16 @@ from tune_model.package.format.wire import ArtifactError, decode, encode
 from tune_model.tune.candidate import Candidate, Rejected
 from tune_model.tune.choice import Choice, Measurement, Tuning
 
-__all__ = ["ChoiceRecord", "NoteRecord", "Record", "SkippedRecord", "TaskRecord", "read_records", "write_records"]
+__all__ = [
+    "ChoiceRecord",
+    "NoteRecord",
+    "Record",
+    "SkippedRecord",
+    "TaskRecord",
+    "read_records",
+    "records_of",
+    "write_records",
+]
 
 # Magic, deflate, no flags, mtime 0, "smallest", "unknown system": gzip.compress fills the last in by Python version.
 _GZIP_HEADER: Final = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"
@@ -63,7 +72,8 @@ Record = TaskRecord | ChoiceRecord | SkippedRecord | NoteRecord
 _RECORD: Final = cast("type[Record]", Record)
 
 
-def _records(tuning: Tuning) -> Iterator[Record]:
+def records_of(tuning: Tuning) -> Iterator[Record]:
+    """Yield what is stored of a tuning, in order."""
     yield from map(TaskRecord, tuning.plan.tasks)
     yield from map(_choice_record, tuning.choices)
     yield from map(SkippedRecord, tuning.plan.skipped)
@@ -86,7 +96,7 @@ def _choice_record(choice: Choice) -> ChoiceRecord:
 
 def write_records(tuning: Tuning) -> bytes:
     """Return the file's bytes; equal tunings give equal bytes."""
-    text = b"".join(encode(record) + b"\n" for record in _records(tuning))
+    text = b"".join(encode(record) + b"\n" for record in records_of(tuning))
     deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     body = deflate.compress(text) + deflate.flush()
     return _GZIP_HEADER + body + _GZIP_END.pack(zlib.crc32(text), len(text) & 0xFFFFFFFF)

@@ -13,6 +13,7 @@ __all__ = ["COMMANDS", "DEFAULT"]
 COMMANDS: Final = {
     "tune": "Tune a model and write its artifact (the default command).",
     "inspect": "Show what is inside an artifact, running none of it.",
+    "report": "Write a report of an artifact: one page, Markdown or JSON.",
     "verify": "Check an artifact on this machine against its model.",
     "bench": "Time a tuned model beside eager and torch.compile.",
     "plan": "Show programs, tasks and candidates without tuning and without a GPU.",

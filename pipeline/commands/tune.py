@@ -65,6 +65,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     from tune_model.pipeline.environment import read_environment
     from tune_model.pipeline.extraction import extract_configured
     from tune_model.pipeline.progress import make_report
+    from tune_model.pipeline.report.inside import with_report
     from tune_model.pipeline.scoreboard import print_scoreboard
     from tune_model.pipeline.store import check_store, kernels_path, records_path
     from tune_model.tune.candidate import Effort
@@ -100,7 +101,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     )
     with make_report(as_json=as_json) as report:
         tuning = tune(extraction.plan, target, options, report)
-    contents = _contents(loaded, request, tuning, extraction.constants)
+    contents = with_report(_contents(loaded, request, tuning, extraction.constants))
     place = write_artifact(output, contents)
     if not as_json:
         print_scoreboard(tuning, console())

@@ -1,0 +1,58 @@
+"""Sentences that every form of a report says alike."""
+
+from tune_model.pipeline.console import gain_text, size_text, time_text
+from tune_model.pipeline.report.facts import ReportFacts
+from tune_model.pipeline.report.interval import Gain
+
+__all__ = ["STATUS_MEANINGS", "gain_range", "roofs_sentence", "subtitle", "verdict"]
+
+STATUS_MEANINGS = {
+    "tuned": "the winner beats the plain operators by more than the noise",
+    "no gain": "nothing beats the plain operators by more than the noise, so they stay",
+    "layout": "chosen for what its weight's layout gains in other tasks",
+    "disturbed": "other processes disturbed the times too much to decide, so the plain operators stay",
+    "not searched": "the budget ended before, so the plain operators stay",
+    "failed": "could not be measured, so the plain operators stay",
+    "stale": "measured under other library or driver versions",
+}
+
+
+def subtitle(facts: ReportFacts) -> str:
+    """Return what was tuned in one line."""
+    model = f"{facts.architecture or 'model'}, {facts.parameters / 1e6:,.4g} M parameters"
+    return f"{model} ({size_text(facts.weight_bytes)} of weights), {facts.task}, {facts.dtype}"
+
+
+def verdict(facts: ReportFacts) -> str:
+    """Return the outcome in one sentence."""
+    totals = facts.totals
+    gain = totals.gain
+    if gain.low > 1.0:
+        outcome = f"{gain_text(gain.ratio, 1.0)} faster than the plain operators ({gain_range(gain)})"
+    else:
+        outcome = "no gain over the plain operators"
+    return (
+        f"The workload's tasks take {time_text(totals.after_us)} instead of {time_text(totals.before_us)}: {outcome}. "
+        f"At the best rates seen here they would take {time_text(totals.floor_us)}."
+    )
+
+
+def gain_range(gain: Gain) -> str:
+    """Return a gain's interval in words."""
+    return f"95 % interval {gain.low:.2f} to {gain.high:.2f}"
+
+
+def roofs_sentence(facts: ReportFacts) -> str:
+    """Say where the floors come from."""
+    from tune_model.pipeline.report.plots.roofline import rate_text
+
+    roofs = facts.roofs
+    if roofs.bytes_per_us <= 0:
+        return "Nothing was timed, so there are no floors."
+    where = ", out of a cache, since no task is larger" if roofs.from_cache else ""
+    memory = f"{rate_text(roofs.bytes_per_us, 'B/s')} by {roofs.memory_task}{where}"
+    compute = "; ".join(
+        f"{rate_text(rate, 'FLOP/s')} in {dtype} by {roofs.compute_tasks[dtype]}"
+        for dtype, rate in roofs.flops_per_us.items()
+    )
+    return f"Best rates seen in this run: {memory}{'; ' + compute if compute else ''}."

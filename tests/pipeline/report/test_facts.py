@@ -1,0 +1,121 @@
+"""Facts of a report, on the handmade artifact whose every number is known."""
+
+import msgspec
+import pytest
+from handmade import contents, tuning
+
+from tune_model.package.contents import ArtifactContents
+from tune_model.package.read import open_artifact
+from tune_model.package.write import write_artifact
+from tune_model.pipeline.report.facts import ReportFacts
+from tune_model.pipeline.report.gather import gather
+from tune_model.pipeline.report.inside import with_report
+from tune_model.pipeline.report.source import from_artifact, from_contents
+from tune_model.tune.candidate import Candidate
+from tune_model.tune.choice import Measurement
+
+
+@pytest.fixture(scope="module")
+def facts() -> ReportFacts:
+    return gather(from_contents(contents()))
+
+
+def test_totals_are_the_weighted_sums(facts: ReportFacts):
+    # Two tasks of weight 2: 3.0 us becomes 1.5 us, and 3.0 us stays.
+    totals = facts.totals
+    assert (totals.before_us, totals.after_us) == (12.0, 9.0)
+    assert totals.gain.ratio == pytest.approx(12 / 9)
+    assert totals.gain.low < 12 / 9 < totals.gain.high
+    assert totals.statuses == {"tuned": 1, "no gain": 1}
+    assert (totals.tasks, totals.candidates, totals.measurements, totals.rejected) == (2, 4, 4, 2)
+
+
+def test_the_interval_of_a_sum_is_narrower_than_its_uncertain_part(facts: ReportFacts):
+    # The certain half of the time takes part of the other's uncertainty away: 1.8 to 2.2 around 2, half of the sum.
+    gain = facts.totals.gain
+    assert gain.high / gain.low < 2.2 / 1.8
+    assert gain.high / gain.low > 1.0
+
+
+def test_points_add_up_occurrences(facts: ReportFacts):
+    assert [(p.phase, p.point, p.before_us, p.after_us) for p in facts.points] == [
+        ("forward", "batch=1", 6.0, 3.0),
+        ("forward", "batch=16", 6.0, 6.0),
+    ]
+    assert [p.gain.ratio for p in facts.points] == [2.0, 1.0]
+
+
+def test_floors_are_at_the_best_rate_and_never_above_the_time_seen(facts: ReportFacts):
+    by_label = {t.label: t for t in facts.tasks}
+    one, sixteen = by_label["matmul 1x8x8 f32 + relu"], by_label["matmul 16x8x8 f32 + relu"]
+    # 640 bytes in 1.5 us is the best rate of bytes, 2048 operations in 3 us that of operations.
+    assert facts.roofs.bytes_per_us == pytest.approx(640 / 1.5)
+    assert facts.roofs.flops_per_us == {"float32": pytest.approx(2048 / 3.0)}
+    assert facts.roofs.from_cache
+    assert (one.floor_us, one.bound) == (1.5, "memory")
+    assert (sixteen.floor_us, sixteen.bound) == (3.0, "compute")
+    assert facts.totals.floor_us == pytest.approx(9.0)
+
+
+def test_races_keep_the_order_and_tell_first_timings_from_finals():
+    loops, other = Candidate("cpp_small", (("unroll", 8),)), Candidate("cpp_small", (("unroll", 1),))
+    base = contents()
+    measurements = (
+        Measurement(Candidate("aten"), 3.0, 2.9, 3.1, 5, "race"),
+        Measurement(other, 4.0, 3.9, 4.1, 5, "race"),
+        Measurement(loops, 1.7, 1.6, 1.9, 5, "race"),
+        Measurement(loops, 1.6, 1.6, 1.7, 8, "race", disturbed=True),
+        Measurement(Candidate("aten"), 3.0, 2.9, 3.2, 9, "final"),
+        Measurement(loops, 1.5, 1.4, 1.75, 9, "final", error=1e-7),
+    )
+    first, *rest = base.tuning.choices
+    changed = msgspec.structs.replace(
+        base.tuning, choices=(msgspec.structs.replace(first, measurements=measurements), *rest)
+    )
+    found = gather(from_contents(contents(tuning=changed)))
+    race = next(t for t in found.tasks if t.winner == "cpp_small(unroll=8)").race
+    assert [(c.label, c.race_us, c.final_us) for c in race] == [
+        ("aten", (3.0,), 3.0),
+        ("cpp_small(unroll=1)", (4.0,), None),
+        ("cpp_small(unroll=8)", (1.7, 1.6), 1.5),
+    ]
+    assert [c.us for c in race] == [3.0, 4.0, 1.5]
+    assert found.totals.disturbed == 1
+
+
+def test_rejections_are_counted_by_reason_with_an_example(facts: ReportFacts):
+    (rejection,) = facts.rejections
+    assert (rejection.reason, rejection.count, rejection.families) == ("unsupported", 2, {"mkl_packed": 2})
+    assert rejection.example == "mkl_packed: 8 columns; needs 16"
+
+
+def test_coverage_and_environment(facts: ReportFacts):
+    (phase,) = facts.phases
+    assert (phase.ranges, phase.grid, phase.regions, phase.calls) == ((("batch", 1, 64),), {"batch": (1, 16)}, 2, 1)
+    assert facts.skipped[0].op == "aten.mul.Tensor"
+    assert dict(facts.environment)["compiler"] == "g++"
+
+
+def test_failures_count_as_one_status():
+    base = tuning(b"")
+    choices = tuple(msgspec.structs.replace(c, status=f"failed: out of memory {i}") for i, c in enumerate(base.choices))
+    found = gather(from_contents(contents(tuning=msgspec.structs.replace(base, choices=choices))))
+    assert found.totals.statuses == {"failed": 2}
+
+
+def test_nothing_measured_is_a_report_too():
+    base = tuning(b"")
+    choices = tuple(
+        msgspec.structs.replace(c, median_us=0.0, baseline_us=0.0, measurements=(), status="not searched")
+        for c in base.choices
+    )
+    found = gather(from_contents(contents(tuning=msgspec.structs.replace(base, choices=choices))))
+    assert (found.totals.gain.ratio, found.totals.after_us, found.roofs.bytes_per_us) == (1.0, 0.0, 0.0)
+
+
+def test_the_report_inside_is_the_one_made_of_the_artifact(tmp_path):
+    from tune_model.pipeline.report.html import render_html
+
+    made: ArtifactContents = with_report(contents())
+    artifact = open_artifact(write_artifact(tmp_path / "a.tuned", made))
+    assert artifact.report() == render_html(gather(from_artifact(artifact)))

@@ -73,7 +73,9 @@ def main() -> None:
 
     if arguments.check:
         from transformers import AutoModel
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         original = AutoModel.from_pretrained(folder, local_files_only=True).eval()
         with torch.no_grad():
             cosine = (vectors * embed(original)).sum(-1)

@@ -23,6 +23,7 @@ from tune_model.tune.families import (
     triton_pointwise,
     triton_rows,
     triton_split_k,
+    triton_split_rows,
 )
 from tune_model.tune.target import CudaTarget, Target
 
@@ -37,6 +38,7 @@ _CUDA: tuple[Family, ...] = (
     triton_split_k.FAMILY,
     triton_epilogue.FAMILY,
     triton_rows.FAMILY,
+    triton_split_rows.FAMILY,
     triton_pointwise.FAMILY,
     triton_decode_attention.FAMILY,
     sdpa.FAMILY,

@@ -11,6 +11,7 @@ from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
+from tune_model.tune.loops.rounding import elide_rounding
 from tune_model.tune.search_order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
@@ -29,7 +30,7 @@ class TritonPointwise:
     """See the module."""
 
     name = "triton_pointwise"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"pointwise", "reduction"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -81,10 +82,11 @@ class TritonPointwise:
 
         values = dict(config)
         block = int(values["block"])
-        generated = pointwise_function(nest, task.form)
+        generated = pointwise_function(elide_rounding(nest), task.form)
         arguments = {
             "operands": generated.operands,
-            "count": SizeOf(generated.extent),
+            # Accesses are wide only if their mask is known to change at multiples of 16 elements.
+            "count": SizeOf(generated.extent, divisible=_elements(task, nest) % 16 == 0),
             "BLOCK": Constant(block),
             "PDL": Constant(bool(values["pdl"])),
             "BODY": Constant(load_function(generated.source, "body")),

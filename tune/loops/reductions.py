@@ -196,7 +196,8 @@ def _softmax(b: Builder, r: Request) -> int:
     x = shifted(r.at)
     if r.step.op in {"aten.log_softmax", "aten._log_softmax"}:
         return _finish(b, r, b.op("sub", x, b.op("log", total)))
-    return _finish(b, r, b.op("div", b.op("exp", x), total))
+    # The sum is at least exp(0), so its reciprocal is exact enough, and taken once per row.
+    return _finish(b, r, b.op("mul", b.op("exp", x), b.op("reciprocal", total)))
 
 
 def _scaled(b: Builder, r: Request, node: int, dims: tuple[int, ...]) -> int:

@@ -56,7 +56,7 @@ _TEMPLATES = {
     "ceil": "tl.ceil({0})",
     "trunc": "libdevice.trunc({0})",
     "round": "libdevice.rint({0})",
-    "reciprocal": "numeric.divide({0} * 0.0 + 1.0, {0})",
+    "reciprocal": "numeric.reciprocal({0})",
     "sqrt": "numeric.square_root({0})",
     "rsqrt": "tl.rsqrt({0})",
     "exp": "tl.exp({0})",
@@ -152,6 +152,10 @@ class Operands:
         divisible = evaluate(expression, self._sizes) % 16 == 0
         return self._place(expression, SizeOf(expression, divisible))
 
+    def other(self, argument: Slot) -> str:
+        """Return the text of a pointer to scratch memory."""
+        return self._place(argument.name, argument)
+
     def _place(self, key: str, argument: Argument) -> str:
         if key not in self._places:
             self._places[key] = len(self._arguments)
@@ -182,6 +186,7 @@ class Printer:
     Attributes:
         depends: Per node, the groups of axes it varies over.
         names: Per node, the variable it is assigned to; a skeleton that prints a node twice renames it.
+        eviction: What the cache is told about loads of rows: `evict_first`, `evict_last` or nothing.
     """
 
     def __init__(
@@ -192,6 +197,7 @@ class Printer:
         self.operands = operands
         self.accumulators = accumulators or {}
         self.names = [f"v{position}" for position in range(len(nest.nodes))]
+        self.eviction = ""
         self.depends = node_groups(nest, space, set(self.accumulators))
 
     def statement(self, position: int) -> str:
@@ -275,15 +281,18 @@ class Printer:
         needed = frozenset().union(*(self._groups(b.strides) for b in load.where))
         pointer, groups = self._address(load.access, load.gather, needed)
         mask = self._mask(groups, load.where)
-        text = f"tl.load({pointer}, mask={mask}, other=0)" if mask else f"tl.load({pointer})"
+        options = [f"mask={mask}", "other=0"] if mask else []
+        if self.eviction and groups >= {0, 1}:
+            options.append(f"eviction_policy='{self.eviction}'")
+        text = f"tl.load({', '.join((pointer, *options))})"
         if load.dtype == "bool":
             return f"{text} != 0"
         return text if groups else f"tl.full([{', '.join(['1'] * self.space.rank)}], 0, {DTYPES[load.dtype]}) + {text}"
 
-    def store(self, store: Store) -> str:
-        """Print a store."""
+    def store(self, store: Store, only: str = "") -> str:
+        """Print a store, `only` where a condition holds."""
         pointer, groups = self._address(store.access, (), frozenset())
-        mask = self._mask(groups, ())
+        mask = " & ".join(part for part in (self._mask(groups, ()), only) if part)
         value = f"{self.names[store.value]}.to({DTYPES[self.operands.dtype(store.access.slot)]})"
         return f"tl.store({pointer}, {value}, mask={mask})" if mask else f"tl.store({pointer}, {value})"
 

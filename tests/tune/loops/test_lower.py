@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from form_builder import FormBuilder, random_inputs, run_results
-from loop_catalogue import UNARY
+from loop_catalogue import UNARY, special_values
 from loop_interpreter import interpret
 
 from tune_model.runtime.program import Form, Parameter, TensorType, ValueRange
@@ -97,14 +97,14 @@ def test_contiguous_pointwise_is_one_axis() -> None:
     assert [a.size for a in nest.axes] == [60]
 
 
-@pytest.mark.parametrize("op", UNARY)
+@pytest.mark.parametrize("op", [*UNARY, "gelu"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_unary(op: str, dtype: str) -> None:
     b = FormBuilder()
     x = b.input((4, 16), dtype)
     form = b.form(b.call(f"{op}.default", x))
     inputs = random_inputs(form)
-    inputs[0].view(-1)[:6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 30.0])
+    inputs[0].view(-1)[:6] = special_values([op])[:6]
     check(form, inputs=inputs)
 
 

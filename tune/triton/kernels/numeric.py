@@ -18,6 +18,12 @@ def divide(a, b):
 
 
 @triton.jit
+def reciprocal(a):
+    """Divide one by a float; of an infinity it is zero."""
+    return divide(tl.full(a.shape, 1.0, a.dtype), a)
+
+
+@triton.jit
 def square_root(a):
     """Take the square root with IEEE rounding."""
     if a.dtype == tl.float32:

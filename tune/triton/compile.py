@@ -23,6 +23,9 @@ __all__ = ["Binary", "Options", "Source", "compile_kernel"]
 SPILL_LIMIT_BYTES = 512
 """Local memory per thread above which a kernel is not worth a measurement; a few spilled registers are."""
 
+_WORKSPACE_ALIGNMENT = 256
+"""In bytes, of every workspace: torch's allocator on CUDA aligns to 512."""
+
 _DETAIL_CHARACTERS = 600
 
 
@@ -66,6 +69,7 @@ class Binary(NamedTuple):
         entry: Name of its function.
         num_warps: What to launch with; the compiler may have added warps.
         shared_bytes: Dynamic shared memory per block.
+        scratch_bytes: Global memory per block, for tensor descriptors.
         registers: Per thread.
         spill_bytes: Local memory per thread.
         seconds: What compiling took.
@@ -75,6 +79,7 @@ class Binary(NamedTuple):
     entry: str
     num_warps: int
     shared_bytes: int
+    scratch_bytes: int
     registers: int
     spill_bytes: int
     seconds: float
@@ -111,9 +116,11 @@ def compile_kernel(source: Source, options: Options, target: CudaTarget) -> Bina
 def _within_limits(metadata: Any, cubin: bytes, seconds: float, target: CudaTarget) -> Binary | Rejected:
     if metadata.shared > target.shared_bytes:
         return Rejected("shared memory", f"needs {metadata.shared} bytes, limit {target.shared_bytes}")
-    scratch = metadata.global_scratch_size + getattr(metadata, "profile_scratch_size", 0)
-    if scratch:
-        return Rejected("unsupported", f"needs {scratch} bytes of global scratch per block")
+    if getattr(metadata, "profile_scratch_size", 0):
+        return Rejected("unsupported", f"needs {metadata.profile_scratch_size} bytes to profile itself")
+    scratch = metadata.global_scratch_size
+    if scratch and _WORKSPACE_ALIGNMENT % metadata.global_scratch_align:
+        return Rejected("unsupported", f"needs global scratch aligned to {metadata.global_scratch_align} bytes")
     usage = read_usage(cubin)
     threads = metadata.num_warps * 32
     if usage.registers * threads > target.registers_per_sm:
@@ -124,7 +131,14 @@ def _within_limits(metadata: Any, cubin: bytes, seconds: float, target: CudaTarg
     if usage.local_bytes > SPILL_LIMIT_BYTES:
         return Rejected("spills", f"{usage.local_bytes} bytes of local memory per thread, limit {SPILL_LIMIT_BYTES}")
     return Binary(
-        cubin, metadata.name, metadata.num_warps, metadata.shared, usage.registers, usage.local_bytes, seconds
+        cubin,
+        metadata.name,
+        metadata.num_warps,
+        metadata.shared,
+        scratch,
+        usage.registers,
+        usage.local_bytes,
+        seconds,
     )
 
 

@@ -1,14 +1,14 @@
 """One statement of a kernel's arguments, from which its specialisation, launch facts and requirements all follow.
 
-A compiled kernel takes its non-constexpr arguments in order, tuples flattened, and after them always two pointers for
-scratch memory, null here.
+A compiled kernel takes its non-constexpr arguments in order, tuples flattened, and after them always two pointers: to
+global scratch memory, in which it makes tensor descriptors (null where it makes none), and one for profiling, null.
 """
 
 import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tune_model.runtime.expression import Dim
+from tune_model.runtime.expression import Dim, product
 from tune_model.runtime.kernel import (
     Aligned,
     CudaLaunch,
@@ -164,6 +164,7 @@ def build_kernel(plan: KernelPlan, target: CudaTarget) -> Built | Rejected:
     code: dict[str, bytes] = {}
     demands: dict[Requirement, None] = dict.fromkeys(plan.requires)
     binaries: list[Binary] = []
+    workspaces = list(plan.workspaces)
     scratch = {workspace.name for workspace in plan.workspaces}
     for launch in plan.launches:
         if not isinstance(launch, Launch):
@@ -176,6 +177,11 @@ def build_kernel(plan: KernelPlan, target: CudaTarget) -> Built | Rejected:
         digest = hashlib.sha256(binary.cubin).hexdigest()
         code[digest] = binary.cubin
         binaries.append(binary)
+        descriptors: KernelArgument = Null()
+        if binary.scratch_bytes:
+            workspace = Workspace(f"ws{len(workspaces)}", "uint8", product((*launch.grid, binary.scratch_bytes)))
+            workspaces.append(workspace)
+            descriptors = Pointer(workspace.name)
         demands.update((r, None) for r in collected.requires if not (isinstance(r, Aligned) and r.slot in scratch))
         steps.append(
             CudaLaunch(
@@ -184,12 +190,12 @@ def build_kernel(plan: KernelPlan, target: CudaTarget) -> Built | Rejected:
                 launch.grid,
                 binary.num_warps,
                 binary.shared_bytes,
-                (*collected.parameters, Null(), Null()),
+                (*collected.parameters, descriptors, Null()),
                 programmatic=launch.options.programmatic,
             )
         )
     return Built(
-        RuntimeKernel(tuple(steps), plan.workspaces, plan.layouts, tuple(demands)),
+        RuntimeKernel(tuple(steps), tuple(workspaces), plan.layouts, tuple(demands)),
         code,
         max((b.registers for b in binaries), default=0),
         max((b.spill_bytes for b in binaries), default=0),

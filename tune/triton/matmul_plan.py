@@ -17,7 +17,7 @@ from tune_model.tune.loops.ir import Axis
 from tune_model.tune.loops.rounding import elide_rounding
 from tune_model.tune.relayout import TRANSPOSED, Layouts, relaid_form
 from tune_model.tune.triton.compile import Options
-from tune_model.tune.triton.emit import Operands, Printer, Space
+from tune_model.tune.triton.emit import DTYPES, Operands, Printer, Space
 from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, SizeOf, Slot
 from tune_model.tune.triton.module import load_function
 
@@ -138,8 +138,13 @@ def transposed_weight(task: Task) -> str | Rejected:
     return slot
 
 
-def epilogue_function(product: Product) -> tuple[Argument, Argument]:
-    """Print the pointwise rest over a tile; returns the operands' tuple and the function."""
+def epilogue_function(product: Product, *, returns: bool = False) -> tuple[Argument, Argument]:
+    """Print the pointwise rest over a tile; returns the operands' tuple and the function.
+
+    Args:
+        product: Whose rest.
+        returns: The function returns the only result's tile instead of storing it.
+    """
     operands = Operands(product.form)
     nest = elide_rounding(product.epilogue.nest)
     inside = ("rows < m_size", f"columns < {product.n}")
@@ -149,7 +154,12 @@ def epilogue_function(product: Product) -> tuple[Argument, Argument]:
         space = Space(("batch", "rows", "columns"), (0, 1, 2), (None, *inside))
     names = {a.slot: f"acc{place}" for place, a in enumerate(product.epilogue.accumulators)}
     printer = Printer(nest, space, operands, names)
-    lines = [printer.statement(n) for n in range(len(nest.nodes))] + [printer.store(s) for s in nest.stores]
+    lines = [printer.statement(n) for n in range(len(nest.nodes))]
+    if returns:
+        (store,) = nest.stores
+        lines.append(f"return {printer.names[store.value]}.to({DTYPES[operands.dtype(store.access.slot)]})")
+    else:
+        lines += [printer.store(s) for s in nest.stores]
     text = "@triton.jit\ndef epilogue(acc0, acc1, batch, rows, columns, m_size, operands):\n"
     function = load_function(text + "".join(f"    {line}\n" for line in lines), "epilogue")
     return operands.arguments(), Constant(function)
@@ -160,9 +170,9 @@ def partial_function(product: Product) -> Argument:
     total = product.n * product.halves
     lines = [
         "@triton.jit",
-        "def partial(acc0, acc1, batch, rows, columns, m_size, operands):",
+        "def partial(acc0, acc1, split, rows, columns, m_size, operands):",
         f"    inside = (rows < m_size) & (columns < {product.n})",
-        "    row = tl.program_id(1).to(tl.int64) * m_size + rows",
+        "    row = tl.cast(split, tl.int64) * m_size + rows",
         f"    pointers = operands[0] + row * {total} + columns",
         "    tl.store(pointers, acc0, mask=inside)",
     ]

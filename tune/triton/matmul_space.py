@@ -95,6 +95,9 @@ _ORDINARY = (
     (32, 32, 32, 3, 4, False),
 )
 
+_BEFORE_INDUCTOR = 60
+"""So many tiles come before what is left of Inductor's list."""
+
 _LOG2 = {value: math.log2(value) for value in (*range(1, 17), *(1 << bits for bits in range(5, 15)))}
 """Of every number a configuration holds: spaces have thousands of tiles, and are listed for every task."""
 
@@ -270,11 +273,12 @@ def matmul_space(product: Product, target: CudaTarget) -> list[Config]:
 
     def cost(tile: Tile) -> float:
         m, n, k, s, w, x = tile
-        near = nearest((m, n, k, s, w, 1 + x))
-        # Inductor's list is always within reach, after what is likely better.
-        return min(near, 2.5 if tile in anchors else math.inf) + waves(tile)
+        return nearest((m, n, k, s, w, 1 + x)) + waves(tile)
 
-    ordered = sorted(tiles, key=cost)
+    best = sorted(tiles, key=cost)
+    # Inductor's list is always within reach, after what is likely better.
+    listed = set(anchors)
+    ordered = dict.fromkeys([*best[:_BEFORE_INDUCTOR], *(t for t in best if t in listed), *best])
     many = product.m > 256
     configs = [_config(t, group) for t in ordered for group in ((8, 4, 16) if many else (8,))]
     if many:

@@ -46,11 +46,15 @@ def check(form: Form, family_name: str, count: int = 3, **chosen: object) -> Non
     exact = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])
     baseline = run_body(form, [t.clone() for t in inputs])
     ran = 0
+    refused: list[str] = []
     configs = family.configurations(task, target, Effort.THOROUGH)
     for config in islice((c for c in configs if chosen.items() <= dict(c).items()), count):
         built = family.build(task, config, target)
         if not isinstance(built, Built):
-            assert built.reason in {"shared memory", "spills"}, (label(Candidate(family_name, config)), built)
+            # Some versions of the compiler cannot specialise warps in some loops.
+            allowed = {"shared memory", "spills"} | ({"compiler"} if chosen.get("specialise") else set())
+            assert built.reason in allowed, (label(Candidate(family_name, config)), built)
+            refused.append(built.reason)
             continue
         sizes = slot_sizes(relaid_form(form, built.kernel.layouts))
         assert not [p for r in built.kernel.requires if (p := unmet(r, sizes, {}))]
@@ -65,6 +69,8 @@ def check(form: Form, family_name: str, count: int = 3, **chosen: object) -> Non
                 continue
             limit = 2 * relative_error(own, wanted) + torch.finfo(result.dtype).eps
             assert relative_error(result, wanted) <= limit, label(Candidate(family_name, config))
+    if refused and set(refused) == {"compiler"} and not ran:
+        pytest.skip("this compiler cannot specialise warps here")
     assert ran
 
 
@@ -87,6 +93,29 @@ def test_matmul(m: int, tail: str):
 )
 def test_a_weight_stored_as_its_transpose(family: str, m: int, tail: str):
     check(linear(m, 1536, 2048, tail=tail), family, 4, layout="transposed")
+
+
+@pytest.mark.parametrize(
+    ("specialise", "store", "layout"),
+    [
+        (False, False, "plain"),
+        (False, False, "transposed"),
+        (False, True, "plain"),
+        (True, False, "plain"),
+        (True, False, "transposed"),
+    ],
+)
+@pytest.mark.parametrize(("m", "tail"), [(257, "residual"), (2048, ""), (1025, "swiglu")])
+def test_tiles_fetched_through_descriptors(m: int, tail: str, specialise: bool, store: bool, layout: str):
+    check(linear(m, 4096, 1544, tail=tail), "triton_persistent", 3, specialise=specialise, store=store, layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("m", "splits", "specialise"),
+    [(m, splits, False) for m in (5, 16, 50, 128) for splits in (1, 2, 4)] + [(m, 4, True) for m in (5, 16, 50)],
+)
+def test_few_rows_fetched_through_descriptors(m: int, splits: int, specialise: bool):
+    check(linear(m, 1536, 4096, tail="residual"), "triton_persistent", 2, split_k=splits, specialise=specialise)
 
 
 @pytest.mark.parametrize("m", [1, 64, 300])

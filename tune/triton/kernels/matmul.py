@@ -124,10 +124,13 @@ def matmul(
     if HALVES == 1:
         acc1 = acc0
 
+    place = batch
+    if SPLIT_K > 1:
+        place = tl.program_id(1)
     if SWAP:
-        EPILOGUE(acc0, acc1, batch, rows[None, :], columns[:, None], m_size, operands)
+        EPILOGUE(acc0, acc1, place, rows[None, :], columns[:, None], m_size, operands)
     else:
-        EPILOGUE(acc0, acc1, batch, rows[:, None], columns[None, :], m_size, operands)
+        EPILOGUE(acc0, acc1, place, rows[:, None], columns[None, :], m_size, operands)
 
 
 @triton.jit

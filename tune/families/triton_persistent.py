@@ -1,0 +1,81 @@
+"""Matrix products whose tiles Hopper's copy engine fetches; a fixed number of programs walks them, or each has one."""
+
+from collections.abc import Iterator
+
+from tune_model.extract.task import Task
+from tune_model.runtime.program import FormKind
+from tune_model.tune.candidate import Built, Config, Effort, Rejected
+from tune_model.tune.relayout import TRANSPOSED
+from tune_model.tune.search_order import thin, with_dependent_launch
+from tune_model.tune.target import CudaTarget, Target
+from tune_model.tune.triton.descriptor_plan import descriptor_plan, refusal
+from tune_model.tune.triton.descriptor_space import descriptor_space
+from tune_model.tune.triton.launch import KernelPlan, build_kernel
+from tune_model.tune.triton.matmul_plan import Product, read_product
+from tune_model.tune.triton.matmul_space import with_layouts
+
+__all__ = ["FAMILY", "TritonPersistent"]
+
+_FIRST_ARCH = 90
+_FEWEST_ROWS = 5
+_MOST_ROWS_OVERLAPPED = 256
+"""Longer products hide a launch anyway."""
+
+
+class TritonPersistent:
+    """See the module."""
+
+    name = "triton_persistent"
+    version = 1
+    kinds: frozenset[FormKind] = frozenset({"matmul"})
+
+    def accepts(self, task: Task, target: Target) -> Rejected | None:
+        """Accept products whose operands can be described, in one layout of the weight or the other."""
+        if not isinstance(target, CudaTarget):
+            return Rejected("unsupported", "a CUDA kernel")
+        if target.arch < _FIRST_ARCH:
+            return Rejected("unsupported", f"sm_{target.arch} has no tensor descriptors; from sm_{_FIRST_ARCH} on")
+        plain = _described(task, "plain")
+        if not isinstance(plain, Rejected) and plain.m < _FEWEST_ROWS:
+            return Rejected("unsupported", f"{plain.m} rows; expected at least {_FEWEST_ROWS}")
+        if isinstance(plain, Rejected) and isinstance(_described(task, TRANSPOSED), Rejected):
+            return plain
+        if not any(True for _ in self.configurations(task, target, Effort.QUICK)):
+            return Rejected("unsupported", "no tile fits")
+        return None
+
+    def start(self, task: Task, target: Target) -> Config:
+        """Return the first configuration."""
+        return next(self.configurations(task, target, Effort.QUICK))
+
+    def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
+        """Yield tiles near those that are known to fill the device first."""
+        if not isinstance(target, CudaTarget):
+            return
+        products = [_described(task, layout) for layout in ("plain", TRANSPOSED)]
+        m = max((p.m for p in products if not isinstance(p, Rejected)), default=0)
+        spaces = [() if isinstance(p, Rejected) else descriptor_space(p, target) for p in products]
+        configurations = with_dependent_launch(
+            with_layouts(*spaces, every=2), offered=target.arch >= _FIRST_ARCH and m <= _MOST_ROWS_OVERLAPPED
+        )
+        yield from thin(configurations, effort, 0.6)
+
+    def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
+        """State the launches without compiling."""
+        product = _described(task, str(dict(config)["layout"]))
+        return product if isinstance(product, Rejected) else descriptor_plan(product, config)
+
+    def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
+        """Generate the epilogue and compile."""
+        plan = self.plan(task, config)
+        if isinstance(plan, Rejected) or not isinstance(target, CudaTarget):
+            return plan if isinstance(plan, Rejected) else Rejected("unsupported", "a CUDA kernel")
+        return build_kernel(plan, target)
+
+
+def _described(task: Task, layout: str) -> Product | Rejected:
+    product = read_product(task, layout)
+    return product if isinstance(product, Rejected) else refusal(product) or product
+
+
+FAMILY = TritonPersistent()

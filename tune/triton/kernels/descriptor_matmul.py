@@ -1,0 +1,315 @@
+"""Tiles of a matrix product fetched through tensor descriptors.
+
+Hopper's copy engine moves them, so no thread computes an address or a mask, and what lies outside reads as 0. A fixed
+number of programs walk all tiles, or every tile has its own.
+
+Descriptors are made on the device, in the kernel's global scratch memory, so the pointers may change with every call.
+"""
+
+import triton
+import triton.language as tl
+
+from tune_model.tune.triton.kernels.dependency import wait_for_predecessor
+
+
+@triton.jit
+def accumulate(
+    x_tiles,
+    w_tiles,
+    row,
+    column,
+    first,
+    last,
+    N: tl.constexpr,
+    HALVES: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SWAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SPECIALISE: tl.constexpr,
+):
+    """Multiply one tile over k from `first` to `last`; what lies outside the operands reads as 0."""
+    if SWAP:
+        acc0 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        acc0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    acc1 = acc0
+    for k in tl.range(first, last, BLOCK_K, warp_specialize=SPECIALISE):
+        xs = x_tiles.load([row, k])
+        if TRANSPOSED:
+            ws = w_tiles.load([k, column])
+        else:
+            ws = w_tiles.load([column, k]).T
+        if SWAP:
+            acc0 = tl.dot(ws.T, xs.T, acc0, input_precision=PRECISION)
+        else:
+            acc0 = tl.dot(xs, ws, acc0, input_precision=PRECISION)
+        if HALVES == 2:
+            if TRANSPOSED:
+                us = w_tiles.load([k, N + column])
+            else:
+                us = w_tiles.load([N + column, k]).T
+            if SWAP:
+                acc1 = tl.dot(us.T, xs.T, acc1, input_precision=PRECISION)
+            else:
+                acc1 = tl.dot(xs, us, acc1, input_precision=PRECISION)
+    if HALVES == 1:
+        acc1 = acc0
+    return acc0, acc1
+
+
+@triton.jit
+def halve(tile):
+    """Split a tile into the left and the right half of its columns."""
+    rows: tl.constexpr = tile.shape[0]
+    columns: tl.constexpr = tile.shape[1]
+    return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def finish(
+    acc0,
+    acc1,
+    place,
+    row,
+    column,
+    m_size,
+    operands,
+    result_tiles,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SWAP: tl.constexpr,
+    STORE: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """Run the epilogue over a tile that begins at a row and a column; with STORE it returns what is to be written."""
+    rows = row + tl.arange(0, BLOCK_M)
+    columns = column + tl.arange(0, BLOCK_N)
+    if STORE:
+        value = EPILOGUE(acc0, acc1, place, rows[:, None], columns[None, :], m_size, operands)
+        result_tiles.store([row, column], value)
+    elif SWAP:
+        EPILOGUE(acc0, acc1, place, rows[None, :], columns[:, None], m_size, operands)
+    else:
+        EPILOGUE(acc0, acc1, place, rows[:, None], columns[None, :], m_size, operands)
+
+
+@triton.jit
+def finish_in_parts(
+    acc0,
+    acc1,
+    place,
+    row,
+    column,
+    m_size,
+    operands,
+    result_tiles,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SWAP: tl.constexpr,
+    STORE: tl.constexpr,
+    SUBTILES: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """Run the epilogue over SUBTILES parts of the tile's columns, one after another: fewer registers, less memory."""
+    if SUBTILES == 1:
+        finish(acc0, acc1, place, row, column, m_size, operands, result_tiles, BLOCK_M, BLOCK_N, SWAP, STORE, EPILOGUE)
+    else:
+        half: tl.constexpr = BLOCK_N // 2
+        left0, right0 = halve(acc0)
+        left1, right1 = halve(acc1)
+        finish(left0, left1, place, row, column, m_size, operands, result_tiles, BLOCK_M, half, SWAP, STORE, EPILOGUE)
+        finish(
+            right0,
+            right1,
+            place,
+            row,
+            column + half,
+            m_size,
+            operands,
+            result_tiles,
+            BLOCK_M,
+            half,
+            SWAP,
+            STORE,
+            EPILOGUE,
+        )
+
+
+@triton.jit
+def place_of(tile, grid_m, GRID_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Return the tile's row and column in the grid: GROUP_M rows of tiles share the columns they read."""
+    width: tl.constexpr = GROUP_M * GRID_N
+    group = tile // width
+    group_rows = tl.minimum(grid_m - group * GROUP_M, GROUP_M)
+    return group * GROUP_M + (tile % width) % group_rows, (tile % width) // group_rows
+
+
+@triton.jit
+def descriptor_matmul(
+    x,
+    w,
+    result,
+    operands,
+    m_size,
+    x_stride,
+    w_stride,
+    result_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    HALVES: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    SWAP: tl.constexpr,
+    SPECIALISE: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    SUBTILES: tl.constexpr,
+    STORE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """Compute x [m_size, K] times w [N * HALVES, K] transposed; TRANSPOSED says that w is stored [K, N * HALVES].
+
+    Args:
+        x: Rows of K contiguous elements, `x_stride` apart.
+        w: Likewise, `w_stride` apart.
+        result: Where STORE writes, rows of N contiguous elements; unused without it.
+        operands: The epilogue's.
+        m_size: Rows.
+        x_stride: A multiple of 16 bytes.
+        w_stride: A multiple of 16 bytes.
+        result_stride: A multiple of 16 bytes.
+        N: Columns of the result; with two halves each tile computes the same columns of both.
+        K: Length of the dot products.
+        HALVES: 1 or 2.
+        TRANSPOSED: How w is stored.
+        BLOCK_M: Rows of a tile.
+        BLOCK_N: Columns of a tile.
+        BLOCK_K: Elements of k that are fetched at a time.
+        GROUP_M: Rows of tiles that share the columns they read.
+        SPLIT_K: Ranges of K; each is a tile of its own, and the epilogue gets its number.
+        PROGRAMS: How many programs walk all tiles; 0 gives each tile its own.
+        SWAP: Make the weights the left operand, so that few rows still fill the tensor cores' wide side.
+        SPECIALISE: Let some warps only fetch.
+        FLATTEN: Make the loops over tiles and k one, so that the next tile's fetches begin during an epilogue.
+        SUBTILES: Parts of a tile's columns that the epilogue takes one after another.
+        STORE: Write the result through a descriptor too.
+        PRECISION: Of `tl.dot`.
+        PDL: Launched before its predecessor is done.
+        EPILOGUE: Stores a tile, or returns it where STORE does.
+    """
+    wait_for_predecessor(PDL)
+    x_tiles = tl.make_tensor_descriptor(x, [m_size, K], [x_stride, 1], [BLOCK_M, BLOCK_K])
+    if TRANSPOSED:
+        w_tiles = tl.make_tensor_descriptor(w, [K, N * HALVES], [w_stride, 1], [BLOCK_K, BLOCK_N])
+    else:
+        w_tiles = tl.make_tensor_descriptor(w, [N * HALVES, K], [w_stride, 1], [BLOCK_N, BLOCK_K])
+    if STORE:
+        result_tiles = tl.make_tensor_descriptor(
+            result, [m_size, N], [result_stride, 1], [BLOCK_M, BLOCK_N // SUBTILES]
+        )
+    else:
+        result_tiles = x_tiles
+
+    grid_m = tl.cdiv(m_size, BLOCK_M)
+    grid_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    whole = grid_m * grid_n
+    steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    span: tl.constexpr = ((steps + SPLIT_K - 1) // SPLIT_K) * BLOCK_K
+    if PROGRAMS == 0:
+        split = 0
+        tile = tl.program_id(0)
+        first = 0
+        last = K
+        if SPLIT_K > 1:
+            split = tile // whole
+            tile = tile % whole
+            first = split * span
+            last = tl.minimum(first + span, K)
+        pid_m, pid_n = place_of(tile, grid_m, grid_n, GROUP_M)
+        acc0, acc1 = accumulate(
+            x_tiles,
+            w_tiles,
+            pid_m * BLOCK_M,
+            pid_n * BLOCK_N,
+            first,
+            last,
+            N,
+            HALVES,
+            TRANSPOSED,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            SWAP,
+            PRECISION,
+            SPECIALISE,
+        )
+        finish_in_parts(
+            acc0,
+            acc1,
+            split,
+            pid_m * BLOCK_M,
+            pid_n * BLOCK_N,
+            m_size,
+            operands,
+            result_tiles,
+            BLOCK_M,
+            BLOCK_N,
+            SWAP,
+            STORE,
+            SUBTILES,
+            EPILOGUE,
+        )
+    else:
+        for tile in tl.range(tl.program_id(0), whole * SPLIT_K, PROGRAMS, flatten=FLATTEN, warp_specialize=SPECIALISE):
+            split = 0
+            inner = tile
+            first = 0
+            last = K
+            if SPLIT_K > 1:
+                split = tile // whole
+                inner = tile % whole
+                first = split * span
+                last = tl.minimum(first + span, K)
+            pid_m, pid_n = place_of(inner, grid_m, grid_n, GROUP_M)
+            acc0, acc1 = accumulate(
+                x_tiles,
+                w_tiles,
+                pid_m * BLOCK_M,
+                pid_n * BLOCK_N,
+                first,
+                last,
+                N,
+                HALVES,
+                TRANSPOSED,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_K,
+                SWAP,
+                PRECISION,
+                False,
+            )
+            finish_in_parts(
+                acc0,
+                acc1,
+                split,
+                pid_m * BLOCK_M,
+                pid_n * BLOCK_N,
+                m_size,
+                operands,
+                result_tiles,
+                BLOCK_M,
+                BLOCK_N,
+                SWAP,
+                STORE,
+                SUBTILES,
+                EPILOGUE,
+            )

@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "report": "Write a report of an artifact: one page, Markdown or JSON.",
     "verify": "Check an artifact on this machine against its model.",
     "bench": "Time a tuned model beside eager and torch.compile.",
+    "diff": "Compare two artifacts of one model; a release gate.",
     "plan": "Show programs, tasks and candidates without tuning and without a GPU.",
     "schema": "Print the configuration's JSON Schema, for editors and validators.",
 }

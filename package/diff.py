@@ -1,0 +1,280 @@
+"""What changed from one artifact to another: choices, times, versions; and whether it got slower beyond the noise.
+
+On one machine (equal second fingerprints) each winner's time is taken relative to the plain operators' in the same
+final. Those run the same code both times, so what they drifted is the machine's drift and not the choice's. Between
+machines, or library or driver versions, the operators differ too, and times are compared as they are.
+
+A slowdown is an estimate with an interval: the two finals' errors are independent, so their variances add up.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from tune_model.extract.task import PlannedTask
+from tune_model.package.format.manifest import Manifest
+from tune_model.package.format.records import ChoiceRecord, TaskRecord
+from tune_model.package.read import Artifact
+from tune_model.runtime.errors import TuneModelError
+from tune_model.tune.candidate import label
+
+__all__ = ["ArtifactDiff", "Changed", "DiffError", "Slowdown", "TaskDiff", "diff_artifacts", "slower_than"]
+
+_SIGMAS_95: Final = 1.96
+_SIGMAS_TASK: Final = 3.0
+"""A task counts as slower from three standard deviations on: among fifty, two happen by chance every other time."""
+
+_SHARE_THAT_MATTERS: Final = 0.01
+"""A task with less of the weighted time does not fail a release by itself; it is in the total all the same."""
+
+_PERCENTILE_WIDTH: Final = 1.683
+"""20th to 80th percentile of a normal distribution, in standard deviations."""
+
+_MEDIAN_FACTOR: Final = 1.2533
+"""Standard error of a median over that of a mean: sqrt(pi / 2)."""
+
+
+class DiffError(TuneModelError):
+    """Two artifacts have nothing that could be compared."""
+
+
+class Slowdown(msgspec.Struct, frozen=True):
+    """New time over old: above 1 is slower.
+
+    Attributes:
+        ratio: Estimate.
+        deviation: Standard deviation of its logarithm.
+    """
+
+    ratio: float
+    deviation: float
+
+    def bounds(self, sigmas: float = _SIGMAS_95) -> tuple[float, float]:
+        """Return the interval of so many standard deviations to each side; 95 % by default."""
+        spread = math.exp(sigmas * self.deviation)
+        return self.ratio / spread, self.ratio * spread
+
+
+class TaskDiff(msgspec.Struct, frozen=True):
+    """One task in both artifacts.
+
+    Attributes:
+        key: Of the task.
+        label: For people.
+        share: Of the old artifact's weighted time, 0 to 1.
+        old_winner: Candidate.
+        new_winner: Candidate.
+        old_us: Time of the old winner.
+        new_us: Time of the new one.
+        old_status: As in `Choice`.
+        new_status: The same of the new artifact.
+        slowdown: `None` when one of the two has no time.
+        verdict: Beyond the noise (three standard deviations): `slower`, `faster`; else `same`; `not timed`.
+    """
+
+    key: str
+    label: str
+    share: float
+    old_winner: str
+    new_winner: str
+    old_us: float
+    new_us: float
+    old_status: str
+    new_status: str
+    slowdown: Slowdown | None
+    verdict: Literal["slower", "faster", "same", "not timed"]
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """A fact about the artifact that differs."""
+
+    field: str
+    old: str
+    new: str
+
+
+class ArtifactDiff(msgspec.Struct, frozen=True):
+    """Everything that differs.
+
+    Attributes:
+        same_machine: Second fingerprints are equal, so times are relative to the plain operators'.
+        old_us: Weighted time of the tasks that both have, as measured.
+        new_us: The same of the new artifact.
+        slowdown: Of that sum, corrected for the machine's drift on one machine.
+        drift: New over old weighted time of the plain operators: what the machine did meanwhile.
+        tasks: In both, largest change of weighted time first.
+        only_old: Labels of tasks that the new one lacks.
+        only_new: Labels of tasks that the old one lacks.
+        changed: Versions, target, request and files that differ.
+    """
+
+    same_machine: bool
+    old_us: float
+    new_us: float
+    slowdown: Slowdown
+    drift: float
+    tasks: tuple[TaskDiff, ...]
+    only_old: tuple[str, ...]
+    only_new: tuple[str, ...]
+    changed: tuple[Changed, ...]
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    planned: PlannedTask
+    choice: ChoiceRecord
+
+
+def diff_artifacts(old: Artifact, new: Artifact) -> ArtifactDiff:
+    """Compare two artifacts of one model.
+
+    Raises:
+        DiffError: They have no task in common.
+        ArtifactError: Records cannot be read.
+    """
+    before, after = _outcomes(old), _outcomes(new)
+    common = [key for key in before if key in after]
+    if not common:
+        raise DiffError(f"{old.path} and {new.path} have no task in common; expected two tunings of one model")
+    same = old.manifest.must_match_to_stay_optimal == new.manifest.must_match_to_stay_optimal
+    pairs = {key: (before[key], after[key]) for key in common}
+    total_us = sum(o.planned.weight * o.choice.median_us for o, _ in pairs.values()) or 1.0
+    tasks = [_task(key, o, n, total_us, same_machine=same) for key, (o, n) in pairs.items()]
+    weights = {key: o.planned.weight for key, (o, _) in pairs.items()}
+    return ArtifactDiff(
+        same_machine=same,
+        old_us=sum(weights[t.key] * t.old_us for t in tasks if t.slowdown is not None),
+        new_us=sum(weights[t.key] * t.new_us for t in tasks if t.slowdown is not None),
+        slowdown=_total((weights[t.key] * t.old_us, t.slowdown) for t in tasks),
+        drift=_drift(pairs),
+        tasks=tuple(sorted(tasks, key=lambda t: (-abs(t.new_us - t.old_us) * weights[t.key], t.key))),
+        only_old=tuple(before[key].planned.label for key in before if key not in after),
+        only_new=tuple(after[key].planned.label for key in after if key not in before),
+        changed=tuple(_changed(old, new)),
+    )
+
+
+def slower_than(diff: ArtifactDiff, limit: float) -> tuple[str, ...]:
+    """Say what got slower by more than a limit, beyond the noise; empty when nothing did.
+
+    Args:
+        diff: Of two artifacts.
+        limit: Share of the old time: 0.03 is 3 %. A slowdown counts when its estimate exceeds the limit and its
+            interval lies above 1: 95 % for the whole, three standard deviations for a task, which must have at least
+            a hundredth of the weighted time.
+    """
+    found: list[str] = []
+    if diff.slowdown.ratio > 1.0 + limit and diff.slowdown.bounds()[0] > 1.0:
+        found.append(f"the weighted time of all tasks by {diff.slowdown.ratio - 1.0:.1%}")
+    for task in sorted(diff.tasks, key=lambda t: -t.share):
+        slowdown = task.slowdown
+        heavy = task.share >= _SHARE_THAT_MATTERS
+        if heavy and task.verdict == "slower" and slowdown is not None and slowdown.ratio > 1.0 + limit:
+            found.append(f"{task.label} by {slowdown.ratio - 1.0:.1%}")
+    return tuple(found)
+
+
+def _outcomes(artifact: Artifact) -> dict[str, _Outcome]:
+    tasks: dict[str, PlannedTask] = {}
+    outcomes: dict[str, _Outcome] = {}
+    for record in artifact.records():
+        if isinstance(record, TaskRecord):
+            tasks[record.planned.key] = record.planned
+        elif isinstance(record, ChoiceRecord) and record.task in tasks:
+            outcomes[record.task] = _Outcome(tasks[record.task], record)
+    return outcomes
+
+
+def _task(key: str, old: _Outcome, new: _Outcome, total_us: float, *, same_machine: bool) -> TaskDiff:
+    slowdown = _slowdown(old.choice, new.choice, same_machine=same_machine)
+    verdict: Literal["slower", "faster", "same", "not timed"] = "same"
+    if slowdown is None:
+        verdict = "not timed"
+    else:
+        low, high = slowdown.bounds(_SIGMAS_TASK)
+        if low > 1.0 or high < 1.0:
+            verdict = "slower" if low > 1.0 else "faster"
+    return TaskDiff(
+        key=key,
+        label=old.planned.label,
+        share=old.planned.weight * old.choice.median_us / total_us,
+        old_winner=label(old.choice.winner),
+        new_winner=label(new.choice.winner),
+        old_us=old.choice.median_us,
+        new_us=new.choice.median_us,
+        old_status=old.choice.status,
+        new_status=new.choice.status,
+        slowdown=slowdown,
+        verdict=verdict,
+    )
+
+
+def _slowdown(old: ChoiceRecord, new: ChoiceRecord, *, same_machine: bool) -> Slowdown | None:
+    if old.median_us <= 0 or new.median_us <= 0:
+        return None
+    if same_machine and old.baseline_us > 0 and new.baseline_us > 0:
+        ratio = (new.median_us / new.baseline_us) / (old.median_us / old.baseline_us)
+        return Slowdown(ratio, math.hypot(_gain_deviation(old), _gain_deviation(new)))
+    return Slowdown(new.median_us / old.median_us, math.hypot(_time_deviation(old), _time_deviation(new)))
+
+
+def _gain_deviation(choice: ChoiceRecord) -> float:
+    """Return the relative error of baseline / winner, from its 95 % interval."""
+    if not 0 < choice.gain_low < choice.gain_high:
+        return 0.0
+    return math.log(choice.gain_high / choice.gain_low) / (2 * _SIGMAS_95)
+
+
+def _time_deviation(choice: ChoiceRecord) -> float:
+    """Return the relative error of the winner's median, from the percentiles of its last timing."""
+    timings = [m for m in choice.measurements if m.candidate == choice.winner and m.median_us > 0]
+    if not timings:
+        return 0.0
+    last = next((m for m in reversed(timings) if m.stage == "final"), timings[-1])
+    spread = max(last.high_us - last.low_us, 0.0) / _PERCENTILE_WIDTH
+    return _MEDIAN_FACTOR * spread / math.sqrt(max(last.samples, 1)) / last.median_us
+
+
+def _total(parts: Iterable[tuple[float, Slowdown | None]]) -> Slowdown:
+    """Return the slowdown of a weighted sum; tasks were measured apart, so variances add up."""
+    old = new = variance = 0.0
+    for old_us, slowdown in parts:
+        if slowdown is not None:
+            old += old_us
+            new += old_us * slowdown.ratio
+            variance += (old_us * slowdown.ratio * slowdown.deviation) ** 2
+    return Slowdown(new / old, math.sqrt(variance) / new) if old > 0 and new > 0 else Slowdown(1.0, 0.0)
+
+
+def _drift(pairs: Mapping[str, tuple[_Outcome, _Outcome]]) -> float:
+    timed = [(o, n) for o, n in pairs.values() if o.choice.baseline_us > 0 and n.choice.baseline_us > 0]
+    before = sum(o.planned.weight * o.choice.baseline_us for o, _ in timed)
+    after = sum(o.planned.weight * n.choice.baseline_us for o, n in timed)
+    return after / before if before else 1.0
+
+
+def _changed(old: Artifact, new: Artifact) -> Iterator[Changed]:
+    before, after = _facts(old.manifest), _facts(new.manifest)
+    for field in dict.fromkeys([*before, *after]):
+        values = before.get(field, "absent"), after.get(field, "absent")
+        if values[0] != values[1]:
+            yield Changed(field, *values)
+    sizes = [sum(len(code) for code in artifact.code.values()) for artifact in (old, new)]
+    if old.code.keys() != new.code.keys():
+        yield Changed(
+            "machine code", f"{len(old.code)} kernels, {sizes[0]} bytes", f"{len(new.code)}, {sizes[1]} bytes"
+        )
+
+
+def _facts(manifest: Manifest) -> dict[str, str]:
+    """Return what an artifact is, as texts by field."""
+    facts = {"tune_model": manifest.tune_model, "schema": str(manifest.schema), "weights": manifest.weights}
+    facts |= {f"target.{name}": str(value) for name, value in msgspec.structs.asdict(manifest.target).items()}
+    request = manifest.request
+    facts |= {"dtype": request.dtype, "task": request.task, "max_length": str(request.max_length)}
+    for phase in request.phases:
+        facts[f"{phase.name}.weight"] = f"{phase.weight:g}"
+        facts |= {f"{phase.name}.{name}": str(list(values)) for name, values in phase.grid.items()}
+    facts |= {f"rules.{name}": str(value) for name, value in msgspec.structs.asdict(request.rules).items()}
+    return facts

@@ -1,0 +1,115 @@
+"""`tune-model diff OLD NEW`: what changed between two artifacts, and a gate for releases."""
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tune_model.package.diff import ArtifactDiff, TaskDiff
+
+__all__ = ["command"]
+
+EXIT_SLOWER = 5
+
+HELP = """Compare two artifacts of one model: choices, times, versions.
+
+On one machine each winner's time is taken relative to the plain operators' in the same final, which takes the machine's
+own drift out; between machines, drivers or torch versions times are compared as they are. Runs nothing.
+
+\b
+  tune-model diff old.tuned new.tuned
+  tune-model diff old.tuned new.tuned --fail-if-slower 3%      a release gate: exits 5 when it is
+  tune-model diff old.tuned new.tuned --json | jq .slowdown
+
+--fail-if-slower looks at the weighted time of all tasks, and at every task with 1 % of it or more. Slower means that
+the estimate exceeds the limit and the difference is beyond the noise of both measurements.
+"""
+
+
+def _limit(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip())
+    if match is None:
+        msg = f"is {value!r}; expected a percentage such as 3% or 0.5%"
+        raise click.BadParameter(msg)
+    return float(match[1]) / 100
+
+
+@click.command("diff", help=HELP)
+@click.argument("old_path", metavar="OLD")
+@click.argument("new_path", metavar="NEW")
+@click.option(
+    "--fail-if-slower", "limit", metavar="PERCENT", default=None, callback=_limit, help="Exit 5 if it is: 3%."
+)
+@click.option("--all", "show_all", is_flag=True, help="List every task, not only those that changed.")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+def command(old_path: str, new_path: str, limit: float | None, show_all: bool, as_json: bool) -> int:
+    """Open both, compare, print."""
+    import msgspec
+
+    from tune_model.package.diff import diff_artifacts, slower_than
+    from tune_model.package.read import open_artifact
+    from tune_model.pipeline.console import console
+
+    diff = diff_artifacts(open_artifact(old_path), open_artifact(new_path))
+    slower = () if limit is None else slower_than(diff, limit)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(diff)).decode())
+    else:
+        print_diff(diff, console(), show_all=show_all)
+    for what in slower:
+        click.echo(f"slower by more than {limit:.2%}: {what}", err=True)
+    return EXIT_SLOWER if slower else 0
+
+
+def print_diff(diff: "ArtifactDiff", out: "Console", *, show_all: bool = False) -> None:
+    """Print a comparison for people."""
+    from rich.table import Table
+
+    from tune_model.pipeline.console import time_text
+
+    for changed in diff.changed:
+        out.print(f"{changed.field}: {changed.old} -> {changed.new}", markup=False, soft_wrap=True)
+    shown = [t for t in diff.tasks if show_all or t.verdict != "same" or t.old_winner != t.new_winner]
+    if shown:
+        table = Table(title="tasks" if show_all else "tasks that changed", title_justify="left")
+        for name in ("task", "old winner", "new winner", "old", "new", "change", "95 % interval", "share", ""):
+            left = name in {"task", "old winner", "new winner", ""}
+            table.add_column(name, justify="left" if left else "right", overflow="fold")
+        for task in shown:
+            change, interval = _change(task)
+            new_winner = "the same" if task.new_winner == task.old_winner else task.new_winner
+            times = time_text(task.old_us), time_text(task.new_us)
+            table.add_row(
+                task.label, task.old_winner, new_winner, *times, change, interval, f"{task.share:.1%}", task.verdict
+            )
+        out.print(table)
+    for names, where in ((diff.only_old, "old"), (diff.only_new, "new")):
+        for name in names:
+            out.print(f"only in the {where} artifact: {name}", markup=False, soft_wrap=True)
+    low, high = diff.slowdown.bounds()
+    drift = f"; the plain operators, the machine's drift, {_percent(diff.drift)}" if diff.same_machine else ""
+    corrected = ", corrected for drift" if diff.same_machine else ", on other machines or versions: times as they are"
+    out.print(
+        f"{len(diff.tasks)} tasks in both, {len(diff.tasks) - len(shown) if not show_all else 0} without a change: "
+        f"weighted time {time_text(diff.old_us)} -> {time_text(diff.new_us)}{drift}\n"
+        f"change {_percent(diff.slowdown.ratio)} ({_percent(low)} to {_percent(high)}){corrected}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _change(task: "TaskDiff") -> tuple[str, str]:
+    if task.slowdown is None:
+        return "-", "-"
+    low, high = task.slowdown.bounds()
+    return _percent(task.slowdown.ratio), f"{_percent(low)} to {_percent(high)}"
+
+
+def _percent(ratio: float) -> str:
+    """Return a ratio of times as a change: `+5.0 %` is slower."""
+    return f"{100 * (ratio - 1.0):+.1f} %"

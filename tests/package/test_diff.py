@@ -1,0 +1,145 @@
+"""Comparing artifacts: a re-tune is no regression, a planted slowdown is one, and the machine's drift is told apart."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import handmade
+import msgspec
+import pytest
+from noisy_tuning import ROWS, Weather, noisy_tuning
+
+from tune_model.package.diff import ArtifactDiff, DiffError, diff_artifacts, slower_than
+from tune_model.package.read import Artifact, open_artifact
+from tune_model.package.write import write_artifact
+from tune_model.tune.choice import Tuning
+
+LIMIT = 0.03
+Make = Callable[[Tuning], Artifact]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def make(tuning: Tuning) -> Artifact:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.tuned"
+        return open_artifact(write_artifact(path, handmade.contents(tuning=tuning)))
+
+    return make
+
+
+def compare(make: Make, old: Tuning, new: Tuning) -> ArtifactDiff:
+    return diff_artifacts(make(old), make(new))
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_a_re_tune_passes(make: Make, seed: int):
+    diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(seed)))
+    assert diff.same_machine
+    assert slower_than(diff, LIMIT) == ()
+    low, high = diff.slowdown.bounds(4.0)
+    assert low < 1.0 < high
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_a_planted_regression_of_5_percent_fails(make: Make, seed: int):
+    slower = dict.fromkeys(ROWS, 1.05)
+    diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(seed, slower=slower)))
+    assert slower_than(diff, LIMIT)
+    # Every third task keeps the plain operators, which did not get slower: the whole did by less than its winners.
+    assert 1.02 < diff.slowdown.ratio < 1.045
+    assert diff.slowdown.bounds()[0] > 1.0
+
+
+def test_a_regression_of_the_whole_is_named_first(make: Make):
+    diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(1, slower=dict.fromkeys(ROWS, 1.1))))
+    assert slower_than(diff, LIMIT)[0].startswith("the weighted time of all tasks by ")
+
+
+@pytest.mark.parametrize("seed", range(1, 13))
+def test_a_regression_of_one_heavy_task_fails_and_is_named(make: Make, seed: int):
+    diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(seed, slower={64: 1.05})))
+    assert slower_than(diff, LIMIT) == ("matmul 64x8x8 f32 + relu by " + f"{_of(diff, 64).slowdown.ratio - 1:.1%}",)
+
+
+def _of(diff: ArtifactDiff, rows: int):  # type: ignore[no-untyped-def]
+    return next(t for t in diff.tasks if t.label.startswith(f"matmul {rows}x"))
+
+
+def test_a_light_task_alone_does_not_fail_a_release(make: Make):
+    diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(1, slower={1: 1.5})))
+    assert _of(diff, 1).verdict == "slower"
+    assert slower_than(diff, LIMIT) == ()
+
+
+def test_a_slower_machine_is_drift_and_no_regression(make: Make):
+    diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(1, drift=1.1)))
+    assert diff.drift == pytest.approx(1.1, rel=0.02)
+    assert diff.new_us / diff.old_us == pytest.approx(1.1, rel=0.02)
+    assert slower_than(diff, LIMIT) == ()
+
+
+def test_on_another_machine_times_count_as_they_are(make: Make):
+    other = msgspec.structs.replace(handmade.target(), torch="9.9")
+    diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(1, drift=1.1), target=other))
+    assert not diff.same_machine
+    assert ("target.torch", handmade.target().torch, "9.9") in [(c.field, c.old, c.new) for c in diff.changed]
+    assert any(what.startswith("the weighted time") for what in slower_than(diff, LIMIT))
+
+
+def test_a_slowdown_below_the_limit_passes(make: Make):
+    slower = dict.fromkeys(ROWS, 1.015)
+    diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(1, slower=slower)))
+    assert slower_than(diff, LIMIT) == ()
+
+
+def test_noise_larger_than_the_change_passes(make: Make):
+    loud = {"noise": 0.3, "wander": 0.3}
+    diff = compare(make, noisy_tuning(Weather(0, **loud)), noisy_tuning(Weather(1, **loud)))
+    assert [t.verdict for t in diff.tasks if t.verdict == "slower"] == []
+
+
+def test_a_winner_that_is_lost_is_slower(make: Make):
+    old = noisy_tuning(Weather(0))
+    new = noisy_tuning(Weather(1))
+    number = ROWS.index(64)
+    lost = msgspec.structs.replace(
+        new.choices[number],
+        winner=new.choices[2].winner,
+        median_us=new.choices[number].baseline_us,
+        gain_low=1.0,
+        gain_high=1.0,
+        status="no gain",
+    )
+    choices = tuple(lost if i == number else c for i, c in enumerate(new.choices))
+    diff = compare(make, old, msgspec.structs.replace(new, choices=choices))
+    task = diff.tasks[0]
+    assert (task.old_winner, task.new_winner, task.verdict) == ("cpp_small(unroll=8)", "aten", "slower")
+    assert slower_than(diff, LIMIT)
+
+
+def test_tasks_of_one_side_are_named_and_do_not_count(make: Make):
+    diff = compare(make, noisy_tuning(Weather(0), rows=(1, 16, 64)), noisy_tuning(Weather(1), rows=(1, 64, 32)))
+    assert diff.only_old == ("matmul 16x8x8 f32 + relu",)
+    assert diff.only_new == ("matmul 32x8x8 f32 + relu",)
+    assert len(diff.tasks) == 2
+
+
+def test_a_task_without_a_time_is_left_out(make: Make):
+    new = noisy_tuning(Weather(1))
+    blank = msgspec.structs.replace(
+        new.choices[-1], median_us=0.0, baseline_us=0.0, gain_low=1.0, gain_high=1.0, status="not searched"
+    )
+    diff = compare(make, noisy_tuning(Weather(0)), msgspec.structs.replace(new, choices=(*new.choices[:-1], blank)))
+    assert _of(diff, 64).verdict == "not timed"
+    assert slower_than(diff, LIMIT) == ()
+
+
+def test_nothing_in_common_is_an_error(make: Make):
+    with pytest.raises(DiffError, match="no task in common"):
+        compare(make, noisy_tuning(Weather(0), rows=(1,)), noisy_tuning(Weather(0), rows=(2,)))
+
+
+def test_an_artifact_equals_itself(make: Make):
+    tuning = noisy_tuning(Weather(0))
+    diff = compare(make, tuning, tuning)
+    assert (diff.slowdown.ratio, diff.drift, diff.changed) == (pytest.approx(1.0), 1.0, ())
+    assert {t.verdict for t in diff.tasks} == {"same"}

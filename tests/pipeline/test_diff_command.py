@@ -1,0 +1,51 @@
+import json
+from pathlib import Path
+
+import handmade
+import pytest
+from noisy_tuning import ROWS, Weather, noisy_tuning
+
+from tune_model.package.write import write_artifact
+from tune_model.pipeline import cli
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    weathers = {"old": Weather(0), "again": Weather(1), "slower": Weather(2, slower=dict.fromkeys(ROWS, 1.05))}
+    for name, weather in weathers.items():
+        write_artifact(f"{name}.tuned", handmade.contents(tuning=noisy_tuning(weather)))
+
+
+@pytest.mark.usefixtures("artifacts")
+def test_the_gate(capsys):
+    assert cli.run(["diff", "old.tuned", "again.tuned", "--fail-if-slower", "3%"]) == 0
+    assert cli.run(["diff", "old.tuned", "slower.tuned", "--fail-if-slower", "30%"]) == 0
+    assert cli.run(["diff", "old.tuned", "slower.tuned"]) == 0
+    assert capsys.readouterr().err == ""
+    assert cli.run(["diff", "old.tuned", "slower.tuned", "--fail-if-slower", "3%"]) == 5
+    assert "slower by more than 3.00%: the weighted time of all tasks by " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("artifacts")
+def test_json_keeps_standard_output_clean(capsys):
+    assert cli.run(["diff", "old.tuned", "slower.tuned", "--fail-if-slower", "3%", "--json"]) == 5
+    diff = json.loads(capsys.readouterr().out)
+    assert len(diff["tasks"]) == len(ROWS)
+    assert diff["same_machine"]
+
+
+@pytest.mark.usefixtures("artifacts")
+def test_people_see_what_changed(capsys):
+    assert cli.run(["diff", "old.tuned", "slower.tuned", "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "matmul 64x8x8 f32 + relu" in out
+    assert "weighted time" in out
+    assert "corrected for drift" in out
+
+
+@pytest.mark.usefixtures("artifacts")
+@pytest.mark.parametrize("limit", ["3", "three", "-3%", "%", "0.03"])
+def test_a_limit_is_a_percentage(capsys, limit: str):
+    assert cli.run(["diff", "old.tuned", "slower.tuned", f"--fail-if-slower={limit}"]) == 2
+    assert "expected a percentage such as 3%" in capsys.readouterr().err

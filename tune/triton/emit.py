@@ -152,6 +152,12 @@ class Operands:
         divisible = evaluate(expression, self._sizes) % 16 == 0
         return self._place(expression, SizeOf(expression, divisible))
 
+    def extent(self, expression: Dim) -> str:
+        """Return the text of a size that no address is made of: a literal, or an argument that promises nothing."""
+        if isinstance(expression, int):
+            return str(expression)
+        return self._place(f"extent {expression}", SizeOf(expression))
+
     def other(self, argument: Slot) -> str:
         """Return the text of a pointer to scratch memory."""
         return self._place(argument.name, argument)

@@ -125,10 +125,10 @@ def _unflatten(
     rest = index
     for place in range(len(axes) - 1, -1, -1):
         name = f"{prefix}{place}"
-        size = operands.size(axes[place].extent)
         if place == 0:
             lines.append(f"{name} = {rest}")
         else:
+            size = operands.extent(axes[place].extent)
             lines.append(f"{name} = ({rest}) % {size}")
             lines.append(f"{prefix}_rest{place} = ({rest}) // {size}")
             rest = f"{prefix}_rest{place}"

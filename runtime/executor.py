@@ -140,6 +140,9 @@ class Executor:
         device: Where everything lies.
         strict: Raise `NotTunedError` where no legal kernel is tuned, instead of running the form's own operators.
         coverage: Counters to add to; by default the executor has its own.
+
+    Attributes:
+        epoch: Moves on when weights lie elsewhere; what was captured before is of no use then.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 (everything a program needs, once)
@@ -164,6 +167,22 @@ class Executor:
         self._names = tuple(output.name for output in program.outputs)
         self._lock = threading.RLock()
         self._plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+        self.epoch = 0
+
+    def rebind(self, weights: Mapping[str, Tensor]) -> None:
+        """Take other tensors for some weights; plans are built again, and `epoch` moves on.
+
+        Args:
+            weights: By name; those of other programs are passed over.
+        """
+        with self._lock:
+            changed = [w for w in self.program.weights if w.name in weights]
+            if changed:
+                self._held |= {w.name: _hold_weight(w, weights, self.device) for w in changed}
+                while self._plans:
+                    self.coverage.retire(self._plans.popitem()[1].tally)
+                self._dispatcher.forget()
+                self.epoch += 1
 
     def plan(self, tensors: Sequence[Tensor], hints: Mapping[str, int]) -> Plan:
         """Return the plan for inputs of these sizes, building it at their first use."""

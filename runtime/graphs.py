@@ -102,6 +102,7 @@ class GraphRunner:
         self._pool = pool
         self._eager_runs = eager_runs
         self._at_most = at_most
+        self._epoch = executor.epoch
         self._graphs: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
         self._seen: OrderedDict[tuple[object, ...], int] = OrderedDict()
         self._user = tuple(item.name for item in executor.program.inputs if item.role == "user")
@@ -126,6 +127,10 @@ class GraphRunner:
         if torch.cuda.is_current_stream_capturing():
             return self.executor.run(inputs, hints)
         with self._pool.lock, torch.cuda.device(self.executor.device):
+            if self._epoch != self.executor.epoch:
+                torch.cuda.synchronize(self.executor.device)
+                self._graphs.clear()
+                self._epoch = self.executor.epoch
             key = self._key(inputs, hints or {})
             if key is None:
                 return self.executor.run(inputs, hints)

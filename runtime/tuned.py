@@ -1,14 +1,15 @@
 """A tuned model: programs, weights and kernels together, behind the calls a server makes."""
 
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tune_model.runtime.bound_weights import BoundWeights, SharedMemory, StaleWeightsWarning
 from tune_model.runtime.checkpoint import WeightSource
 from tune_model.runtime.coverage import Coverage
 from tune_model.runtime.cuda_driver import activate
@@ -25,7 +26,6 @@ from tune_model.runtime.kv_cache import KVCache
 from tune_model.runtime.machine_code import CodeLoader, device_index
 from tune_model.runtime.program import Program
 from tune_model.runtime.replay import Replay
-from tune_model.runtime.weights import bind_weights
 
 __all__ = ["ModelParts", "TunedModel"]
 
@@ -67,6 +67,7 @@ class TunedModel:
         device: Where to run.
         graphs: Replay decode steps and repeated forward shapes as CUDA graphs; ignored on CPU.
         strict: Raise where nothing legal is tuned instead of running plain operators.
+        share: `weights` is a module whose parameters become views of the weights made from them, where that can be.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class TunedModel:
         *,
         graphs: bool = True,
         strict: bool = False,
+        share: bool = False,
     ) -> None:
         self.device = torch.device(device)
         if self.device.type == "cuda":
@@ -89,10 +91,12 @@ class TunedModel:
         self._loader.load_all(parts.replay, self.device)
         self._parts = parts
         self._strict = strict
-        self._bound = bind_weights(parts.programs, weights, self.device)
+        self._weights = BoundWeights(parts.programs, weights, self.device, share=share)
+        self._warned_of: tuple[str, ...] = ()
         self._executors = {name: self._executor(program) for name, program in self.programs.items()}
         self._pool = GraphPool(self.device) if graphs and self.device.type == "cuda" else None
         self._run = {name: self._runner(name, executor) for name, executor in self._executors.items()}
+        self._continuation: Executor | None = None
         self._language = self._language_phases()
         self._own_lock = threading.Lock()
         self._own: Scheduler | None = None
@@ -101,7 +105,7 @@ class TunedModel:
         parts = self._parts
         return Executor(
             program,
-            self._bound,
+            self._weights.tensors,
             parts.constants,
             parts.replay,
             self._loader,
@@ -134,12 +138,11 @@ class TunedModel:
         continuation = None
         if program is not None:
 
-            @lru_cache(maxsize=1)
-            def runner() -> RunProgram:
-                return self._runner(program.name, self._executor(program))
-
             def run(inputs: Mapping[str, Tensor], hints: Mapping[str, int]) -> dict[str, Tensor]:
-                return runner()(inputs, hints)  # few prompts are split, so this is made when one is
+                if self._continuation is None:  # made when the first prompt is split: few are
+                    self._continuation = self._executor(program)
+                    self._run[program.name] = self._runner(program.name, self._continuation)
+                return self._run[program.name](inputs, hints)
 
             continuation = Phase(program, run)
         return Phases(
@@ -192,6 +195,7 @@ class TunedModel:
         Raises:
             InputError: The inputs do not fit.
         """
+        self.check_weights()
         phase = next((name for name in ("forward", "prefill") if name in self.programs), next(iter(self.programs)))
         program = self.programs[phase]
         names = [item.name for item in program.inputs if item.role == "user"]
@@ -261,6 +265,7 @@ class TunedModel:
             InputError: The model does not generate, or a prompt does not fit.
         """
         self._phases()
+        self.check_weights()
         return self._generate(prompts, each_row(len(prompts), max_new_tokens, eos, sampling))
 
     def _generate(self, prompts: Prompts, generations: Sequence[Generation]) -> Iterator[tuple[int | None, ...]]:
@@ -292,6 +297,52 @@ class TunedModel:
                 if token is not None:
                     row.append(token)
         return made
+
+    def reload_weights(self, weights: WeightSource | None = None) -> None:
+        """Make all weights again, after a fine-tune or a merged adapter.
+
+        Nothing may run meanwhile; graphs and plans stay. Memory of a module that was given to `load` is not written to.
+
+        Args:
+            weights: As for `load`; by default the module that was given then.
+
+        Raises:
+            WeightError: They do not fit, or none were given and no module is there.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        replaced = self._weights.reload(weights)
+        tensors = {name: tensor for name, tensor in self._weights.tensors.items() if name in replaced}
+        for executor in (*self._executors.values(), self._continuation):
+            if executor is not None:
+                executor.rebind(tensors)
+        self._warned_of = ()
+
+    def stale_weights(self, *, thorough: bool = True) -> tuple[str, ...]:
+        """Name the parameters of the module given to `load` that have changed since their copies were made.
+
+        Args:
+            thorough: Compare a sample of their elements too; finds changes that torch's counters do not see, such as
+                writes through `parameter.data`. Every call and generation looks without it, and warns.
+        """
+        return self._weights.stale(thorough=thorough)
+
+    def check_weights(self) -> None:
+        """Warn, once for each change, when the model computes with old values; cheap.
+
+        Warns:
+            StaleWeightsWarning: Names the weights.
+        """
+        stale = self._weights.stale()
+        if stale and stale != self._warned_of:
+            self._warned_of = stale
+            names = ", ".join(stale[:5]) + (", ..." if len(stale) > 5 else "")
+            message = f"{len(stale)} weights have changed since they were loaded: {names}; call reload_weights()"
+            warnings.warn(message, StaleWeightsWarning, stacklevel=3)
+
+    def shared_memory(self) -> SharedMemory:
+        """Say how much of the weights lies in the memory of the module given to `load`, and what does not."""
+        return self._weights.shared()
 
     def coverage(self) -> Coverage:
         """Return the counters of what ran: tuned exactly, tuned nearby, or not."""

@@ -1,110 +1,54 @@
 """Bind weights: find each program's weights in a checkpoint and bring them into the layout the kernels want, once."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tune_model.runtime.checkpoint import Checkpoint, WeightSource, open_checkpoint
-from tune_model.runtime.errors import TuneModelError
-from tune_model.runtime.invoke import torch_dtype
-from tune_model.runtime.layout import layout_of
+from tune_model.runtime.checkpoint import Checkpoint, Scratch, WeightSource, open_checkpoint
+from tune_model.runtime.layout import Layout, layout_of
 from tune_model.runtime.operators import resolve
 from tune_model.runtime.program import Cast, Concatenate, Pack, Program, Transform, Transpose, Weight
+from tune_model.runtime.weight_names import WeightError, resolve_names
 
-__all__ = ["WeightError", "bind_weights", "pack_weight", "read_sources"]
+__all__ = [
+    "BoundWeight",
+    "WeightError",
+    "bind_each",
+    "bind_weights",
+    "pack_weight",
+    "read_sources",
+    "source_views",
+    "weight_packing",
+    "weights_of",
+]
 
 _ALIGNMENT = 64
 """Kernels may ask that a weight starts at such an address; torch's own allocations do."""
 
-# Ends of names that share one tensor in models with tied embeddings: the output side, then the input side.
-_OUTPUT_EMBEDDINGS = ("lm_head.weight", "embed_out.weight", "proj_out.weight", "predictions.decoder.weight")
-_INPUT_EMBEDDINGS = (
-    "embed_tokens.weight",
-    "wte.weight",
-    "word_embeddings.weight",
-    "embed_in.weight",
-    "tok_embeddings.weight",
-)
 
-_SHOWN = 5
+class BoundWeight(NamedTuple):
+    """A weight as kernels read it, and what it was made from.
 
-
-class WeightError(TuneModelError):
-    """A checkpoint does not fit the programs: names are missing, or a shape or dtype differs."""
-
-
-def _tied(name: str, names: AbstractSet[str]) -> list[str]:
-    """Return the names that may hold the tensor which `name` shares."""
-    for own, others in ((_OUTPUT_EMBEDDINGS, _INPUT_EMBEDDINGS), (_INPUT_EMBEDDINGS, _OUTPUT_EMBEDDINGS)):
-        if name.endswith(own):
-            return [other for other in names if other.endswith(others)]
-    return []
-
-
-def _prefixes(wanted: Sequence[str], present: AbstractSet[str]) -> list[tuple[str, str]]:
-    """Return every (cut, add) that may turn the wanted names into names of the checkpoint.
-
-    A base model's own weights lack the prefix that the same weights have inside a model with a head, and vice versa.
+    Attributes:
+        names: What programs call it; several where they make the same of the same.
+        weight: One of them.
+        sources: The checkpoint's names.
+        origins: The sources themselves where they were in memory; `None` for those read from files.
+        tensor: On the device, after all transforms.
     """
-    probe = max((name for name in wanted if name not in present), key=len)
-    parts = probe.split(".")
-    cut = [(".".join(parts[:i]) + ".", "") for i in range(1, len(parts)) if ".".join(parts[i:]) in present]
-    added = [("", name[: -len(probe)]) for name in present if name.endswith(f".{probe}")]
-    return list(dict.fromkeys([*cut, *sorted(added)]))
+
+    names: tuple[str, ...]
+    weight: Weight
+    sources: tuple[str, ...]
+    origins: tuple[Tensor | None, ...]
+    tensor: Tensor
 
 
-def _find(name: str, prefix: tuple[str, str], present: AbstractSet[str]) -> str | None:
-    """Return the checkpoint's name for a program's, given what to cut and add."""
-    cut, add = prefix
-    for candidate in (add + name.removeprefix(cut), name):
-        if candidate in present:
-            return candidate
-    tied = _tied(name, present)
-    return tied[0] if len(tied) == 1 else None
-
-
-def _resolve_names(wanted: Sequence[str], present: AbstractSet[str]) -> dict[str, str]:
-    """Map the names that programs use to those of the checkpoint.
-
-    Raises:
-        WeightError: Some are missing, or could be several.
-    """
-    found = {name: _find(name, ("", ""), present) for name in wanted}
-    missing = [name for name, to in found.items() if to is None]
-    if not missing:
-        return {name: to for name, to in found.items() if to is not None}
-    complete = []
-    for prefix in _prefixes(missing, present):
-        renamed = {name: to for name in wanted if (to := _find(name, prefix, present)) is not None}
-        if len(renamed) == len(wanted):
-            complete.append((prefix, renamed))
-    if len(complete) == 1:
-        return complete[0][1]
-    message = f"{len(missing)} of {len(wanted)} weights are missing from the checkpoint: {_listed(missing)}"
-    if complete:
-        options = " or ".join(repr(add) if add else f"without {cut!r}" for (cut, add), _ in complete)
-        raise WeightError(f"{message}; they could be under prefix {options}: pass the weights of one model")
-    raise WeightError(f"{message}; it has {len(present)} names: {_listed(sorted(present))}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-
-
-def _transform(tensors: list[Tensor], transforms: Iterable[Transform]) -> list[Tensor]:
-    for transform in transforms:
-        match transform:
-            case Concatenate(dim):
-                tensors = [torch.cat(tensors, dim)]
-            case Transpose():
-                tensors = [t.transpose(-1, -2).contiguous().transpose(-1, -2) for t in tensors]
-            case Cast(dtype):
-                tensors = [t.to(torch_dtype(dtype)) for t in tensors]
-            case Pack():
-                pass
-    return tensors
+def weight_packing(weight: Weight) -> str | None:
+    """Return the library's own layout that a weight is packed in, if it is."""
+    return next((t.layout for t in weight.transforms if isinstance(t, Pack)), None)
 
 
 def pack_weight(tensor: Tensor, layout: str) -> Tensor:
@@ -127,32 +71,94 @@ def pack_weight(tensor: Tensor, layout: str) -> Tensor:
     return packed
 
 
-def _make(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint, device: torch.device) -> Tensor:
-    """Read, move, transform, check and pack one weight."""
+def _allocate(layout: Layout, transforms: Sequence[Transform], scratch: Scratch) -> Tensor:
+    """Allocate a weight, or borrow memory for one that is packed; transposes turn its last two dims in memory."""
+    turned = sum(isinstance(t, Transpose) for t in transforms) % 2 == 1
+    shape = (*layout.shape[:-2], layout.shape[-1], layout.shape[-2]) if turned else layout.shape
+    if any(isinstance(t, Pack) for t in transforms):
+        made = scratch.take(shape, layout.dtype)
+    else:
+        made = torch.empty(shape, dtype=layout.dtype, device=scratch.device)
+    return made.transpose(-1, -2) if turned else made
+
+
+def source_views(weight: Weight, tensor: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return the part of a weight that each of its sources became, as views.
+
+    Args:
+        weight: Not packed: a packed tensor has no parts.
+        tensor: Its shape after the transforms.
+        shapes: Of the sources.
+
+    Raises:
+        WeightError: The sources do not make up the weight.
+    """
+    joins = [t.dim for t in weight.transforms if isinstance(t, Concatenate)]
+    expected, listed = (
+        list(tensor.shape),
+        ", ".join(f"{n} {list(s)}" for n, s in zip(weight.sources, shapes, strict=True)),
+    )
+    if len(shapes) != 1 and len(joins) != 1:
+        raise WeightError(f"weight {weight.name!r} has {len(shapes)} sources and no rule to join them: {listed}")
+    if len(shapes) == 1:
+        seen, parts = list(shapes[0]), [tensor]
+    else:
+        seen = list(shapes[0])
+        seen[joins[0]] = sum(shape[joins[0]] for shape in shapes)
+        if seen == expected:
+            parts = list(tensor.split([shape[joins[0]] for shape in shapes], joins[0]))
+    if seen != expected or any(part.shape != shape for part, shape in zip(parts, shapes, strict=True)):
+        raise WeightError(f"weight {weight.name!r} is {seen} (from {listed}); expected {expected}")
+    return parts
+
+
+def _make(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint, scratch: Scratch) -> Tensor:
+    """Read, move, transform, check and pack one weight.
+
+    A tensor that needs none of this stays the checkpoint's own memory. Otherwise sources are read straight into their
+    places, so that this takes little more memory than the weight.
+
+    Raises:
+        CheckpointError: A file is cut off.
+        WeightError: A source does not fit.
+    """
     layout = layout_of(weight.type)
-    tensors = []
     for name in sources:
-        tensor = checkpoint.read(name)
-        if tensor.is_meta:
+        dtype, held = checkpoint.dtype(name), checkpoint.held(name)
+        if held is not None and held.is_meta:
             raise WeightError(f"weight {name!r} has no values (it is on the meta device)")
-        if tensor.dtype != layout.dtype and not (tensor.is_floating_point() and layout.dtype.is_floating_point):
-            raise WeightError(f"weight {name!r} is {tensor.dtype}; expected {layout.dtype}")
-        tensors.append(tensor.to(device=device, dtype=layout.dtype))
-    made = _transform(tensors, weight.transforms)
-    shapes = ", ".join(f"{n} {list(checkpoint.shape(n))}" for n in sources)
-    if len(made) != 1:
-        raise WeightError(f"weight {weight.name!r} has {len(made)} sources and no rule to join them: {shapes}")
-    tensor = made[0]
-    if tuple(tensor.shape) != layout.shape:
-        raise WeightError(
-            f"weight {weight.name!r} is {list(tensor.shape)} (from {shapes}); expected {list(layout.shape)}"
-        )
-    packs = [t.layout for t in weight.transforms if isinstance(t, Pack)]
-    if packs:
-        return pack_weight(tensor, packs[0])
-    if tensor.data_ptr() % _ALIGNMENT:
-        tensor = tensor.clone()
-    return tensor
+        if dtype != layout.dtype and not (dtype.is_floating_point and layout.dtype.is_floating_point):
+            raise WeightError(f"weight {name!r} is {dtype}; expected {layout.dtype}")
+    shapes = [checkpoint.shape(name) for name in sources]
+    plain = all(isinstance(t, Cast | Pack) for t in weight.transforms) and len(sources) == 1
+    kept = checkpoint.held(sources[0]) if plain else None
+    packing = weight_packing(weight)
+    if kept is not None and kept.device == scratch.device and kept.dtype == layout.dtype and kept.is_contiguous():
+        tensor = kept.detach()
+        source_views(weight, torch.empty(layout.shape, device="meta"), shapes)
+        if packing is None and tensor.data_ptr() % _ALIGNMENT:
+            tensor = tensor.clone()
+    else:
+        tensor = _allocate(layout, weight.transforms, scratch)
+        for name, part in zip(sources, source_views(weight, tensor, shapes), strict=True):
+            checkpoint.copy_to(name, part)
+    return tensor if packing is None else pack_weight(tensor, packing)
+
+
+def bind_each(programs: Sequence[Program], source: WeightSource, device: torch.device | str) -> Iterator[BoundWeight]:
+    """Make the weights of all programs one by one, equal ones once; see `bind_weights`."""
+    scratch = Scratch(torch.device(device))
+    checkpoint = open_checkpoint(source)
+    names = _source_names(weights_of(programs), checkpoint)
+    groups: dict[tuple[tuple[str, ...], tuple[Transform, ...], str], list[Weight]] = {}
+    for weight in weights_of(programs).values():
+        sources = tuple(names[s] for s in weight.sources)
+        groups.setdefault((sources, weight.transforms, weight.type.dtype), []).append(weight)
+    for (sources, _, _), weights in groups.items():
+        with torch.no_grad():
+            tensor = _make(weights[0], sources, checkpoint, scratch)
+        origins = tuple(checkpoint.held(name) for name in sources)
+        yield BoundWeight(tuple(w.name for w in weights), weights[0], sources, origins, tensor)
 
 
 def bind_weights(programs: Sequence[Program], source: WeightSource, device: torch.device | str) -> dict[str, Tensor]:
@@ -173,20 +179,7 @@ def bind_weights(programs: Sequence[Program], source: WeightSource, device: torc
         CheckpointError: The path holds no readable safetensors.
         WeightError: The checkpoint does not fit.
     """
-    target = torch.device(device)
-    checkpoint = open_checkpoint(source)
-    weights = _by_name(programs)
-    names = _source_names(weights, checkpoint)
-    made: dict[tuple[tuple[str, ...], tuple[Transform, ...], str], Tensor] = {}
-    bound: dict[str, Tensor] = {}
-    with torch.no_grad():
-        for name, weight in weights.items():
-            sources = tuple(names[s] for s in weight.sources)
-            key = (sources, weight.transforms, weight.type.dtype)
-            if key not in made:
-                made[key] = _make(weight, sources, checkpoint, target)
-            bound[name] = made[key]
-    return bound
+    return {name: bound.tensor for bound in bind_each(programs, source, device) for name in bound.names}
 
 
 def read_sources(programs: Sequence[Program], source: WeightSource) -> dict[str, Tensor]:
@@ -197,16 +190,21 @@ def read_sources(programs: Sequence[Program], source: WeightSource) -> dict[str,
         WeightError: Names are missing.
     """
     checkpoint = open_checkpoint(source)
-    names = _source_names(_by_name(programs), checkpoint)
+    names = _source_names(weights_of(programs), checkpoint)
     return {name: checkpoint.read(stored) for name, stored in names.items()}
 
 
 def _source_names(weights: Mapping[str, Weight], checkpoint: Checkpoint) -> dict[str, str]:
     wanted = list(dict.fromkeys(name for weight in weights.values() for name in weight.sources))
-    return _resolve_names(wanted, set(checkpoint.names())) if wanted else {}
+    return resolve_names(wanted, set(checkpoint.names())) if wanted else {}
 
 
-def _by_name(programs: Sequence[Program]) -> Mapping[str, Weight]:
+def weights_of(programs: Sequence[Program]) -> Mapping[str, Weight]:
+    """Return the weights of all programs by name.
+
+    Raises:
+        WeightError: Two programs want different things of one name.
+    """
     weights: dict[str, Weight] = {}
     for program in programs:
         for weight in program.weights:

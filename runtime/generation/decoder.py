@@ -53,6 +53,7 @@ class Decoder:
         self._executor = executor
         self._rows = rows
         self._pool = pool
+        self._epoch = executor.epoch
         self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
 
     @property
@@ -87,6 +88,10 @@ class Decoder:
         pool.done(stream)
 
     def _graph(self, kind: StepKind, pool: GraphPool) -> torch.cuda.CUDAGraph:
+        if self._epoch != self._executor.epoch:  # weights lie elsewhere now
+            torch.cuda.synchronize(self._rows.device)
+            self._graphs.clear()
+            self._epoch = self._executor.epoch
         graph = self._graphs.get(kind)
         if graph is None:
             # Choosing tokens without keeping them may be repeated: the cache slots are written with the same values.

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
+from bench.arena import Arena, Contender, Run, Setting, extern
+from bench.run import Bench, attempt, print_table
+from bench.tuned import Tuned, tune_forms
 
-from matmuls.arena import Arena, Contender, Run, Setting, extern
 from matmuls.forms import (
     gelu_form,
     gelu_tail,
@@ -15,9 +17,7 @@ from matmuls.forms import (
     swiglu_form,
     swiglu_tail,
 )
-from matmuls.run import Bench, attempt, print_table
 from matmuls.shapes import llama_8b
-from matmuls.tuned import Tuned, tune_forms
 from tune_model.runtime.binding import bind_kernel
 from tune_model.runtime.invoke import torch_dtype
 from tune_model.runtime.program import Form, TensorType

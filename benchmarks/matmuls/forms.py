@@ -1,44 +1,22 @@
-"""Forms of linear layers as extract states them, and plans that hold them; tests compare with extract's own."""
+"""Forms of linear layers as extract states them; tests compare with extract's own."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from tune_model.extract.cost import flops, size_bytes
-from tune_model.extract.labels import label
-from tune_model.extract.task import NumericRules, Plan, PlannedTask, Site, Task, task_key
-from tune_model.runtime.program import (
-    Apply,
-    Call,
-    Form,
-    Input,
-    Output,
-    Parameter,
-    Program,
-    Ref,
-    TensorType,
-    Weight,
-    fingerprint,
-)
+from tune_model.runtime.program import Call, Form, Parameter, Ref, TensorType
 
 __all__ = [
     "gelu_form",
     "gelu_tail",
     "linear_form",
     "llama_forms",
-    "plan_of",
     "residual_form",
     "residual_tail",
     "swiglu_form",
     "swiglu_tail",
-    "task_of",
 ]
 
 DTYPE: Final = "bfloat16"
-
-_PROGRAM: Final = "shapes"
-
-_REST_OF_A_MODEL: Final = 1 << 32
-"""Bytes that a model reads between two uses of a weight: these shapes belong to models larger than any cache."""
 
 
 def linear_form(m: int, n: int, k: int, *, bias: bool = False) -> Form:
@@ -134,56 +112,3 @@ def llama_forms(decode: Sequence[int], prefill: Sequence[int], scale: int = 1) -
     if prefill:
         forms[linear_form(1, vocabulary, hidden)] = None
     return tuple(forms)
-
-
-def task_of(form: Form) -> Task:
-    """Return the task of a concrete form under the default rules."""
-    return Task(form, NumericRules())
-
-
-def plan_of(forms: Sequence[Form]) -> Plan:
-    """Return a plan that tunes forms in the order given, at most 300 of them.
-
-    Every form reads weights of its own, so none has to agree with another on a layout. The plan's program reads much
-    more than any cache holds, so weights are timed cold.
-
-    Args:
-        forms: Concrete.
-    """
-    forms = tuple(dict.fromkeys(forms))
-    inputs: list[Input] = []
-    weights = [Weight("rest", TensorType("int8", (_REST_OF_A_MODEL,)), ("rest",))]
-    steps: list[Apply] = []
-    values: dict[str, TensorType] = {}
-    outputs: list[Output] = []
-    for number, form in enumerate(forms):
-        names = tuple(f"{parameter.name}.{number}" for parameter in form.parameters)
-        for name, parameter in zip(names, form.parameters, strict=True):
-            if parameter.role == "weight":
-                weights.append(Weight(name, parameter.type, (name,)))
-            else:
-                inputs.append(Input(name, parameter.type))
-        made = tuple(f"{result.name}.{number}" for result in form.results)
-        values |= {name: result.type for name, result in zip(made, form.results, strict=True)}
-        outputs += [Output(name, name) for name in made]
-        steps.append(Apply(fingerprint(form), names, made, ()))
-    program = Program(
-        name=_PROGRAM,
-        symbols=(),
-        inputs=tuple(inputs),
-        weights=tuple(weights),
-        constants=(),
-        forms={fingerprint(form): form for form in forms},
-        steps=tuple(steps),
-        values=values,
-        outputs=tuple(outputs),
-    )
-    return Plan((program,), tuple(_planned(f, place) for place, f in enumerate(forms)), (), ())
-
-
-def _planned(form: Form, place: int) -> PlannedTask:
-    task = task_of(form)
-    site = Site(_PROGRAM, (), fingerprint(form), (), 1)
-    # The tuner begins where weight x time is largest; weights that fall this fast keep the order given.
-    weight = 8.0**-place / (1.0 + size_bytes(form) / 4e6 + flops(form) / 8e8)
-    return PlannedTask(task_key(task), label(form), task, (site,), weight, flops(form), size_bytes(form))

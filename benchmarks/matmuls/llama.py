@@ -4,10 +4,10 @@ import shutil
 from typing import Any, Final
 
 import msgspec
+from bench.run import Bench, attempt, print_table
+from bench.tuned import Shop, tune_forms
 
 from matmuls.forms import llama_forms
-from matmuls.run import Bench, attempt, print_table
-from matmuls.tuned import Shop, tune_forms
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.records import Records, parse_rows
 

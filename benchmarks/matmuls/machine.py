@@ -1,19 +1,16 @@
 """What the device can do at most, measured in the same run: the roofline's two sides."""
 
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 import torch
+from bench.arena import Arena
+from bench.limits import measure_copy, median_us
 
-from matmuls.arena import Arena
 from matmuls.shapes import Matmul
-from tune_model.tune.interval import percentile
-from tune_model.tune.policy import Rung
 
 __all__ = ["Machine", "measure_machine", "roofline_us"]
 
-_COPY_BYTES: Final = {"cuda": 2 << 30, "cpu": 64 << 20}
 _SIDE: Final = {"cuda": 8192, "cpu": 512}
 
 
@@ -31,8 +28,9 @@ class Machine(msgspec.Struct, frozen=True):
 
 def measure_machine(arena: Arena) -> Machine:
     """Measure a large copy and a large matmul."""
+    copy_tbps = measure_copy(arena)
     with torch.no_grad():
-        machine = Machine(_copy_tbps(arena), _matmul_tflops(arena))
+        machine = Machine(copy_tbps, _matmul_tflops(arena))
     arena.release()
     return machine
 
@@ -40,17 +38,6 @@ def measure_machine(arena: Arena) -> Machine:
 def roofline_us(row: Matmul, machine: Machine) -> float:
     """Return the least time of a row: everything moved once, or every multiplication done."""
     return max(row.size_bytes / machine.copy_tbps, row.flops / machine.matmul_tflops) / 1e6
-
-
-def _copy_tbps(arena: Arena) -> float:
-    with arena.stopwatch.context():
-        source = torch.empty(_COPY_BYTES[arena.device.type], dtype=torch.uint8, device=arena.device).fill_(1)
-        copy = torch.empty_like(source)
-
-    def run(_number: int) -> None:
-        copy.copy_(source)
-
-    return 2 * source.numel() / _median_us(arena, run) / 1e6
 
 
 def _matmul_tflops(arena: Arena) -> float:
@@ -62,9 +49,4 @@ def _matmul_tflops(arena: Arena) -> float:
     def run(_number: int) -> None:
         torch.mm(a, a, out=out)
 
-    return 2 * side**3 / _median_us(arena, run) / 1e6
-
-
-def _median_us(arena: Arena, run: Callable[[int], None]) -> float:
-    calls = arena.stopwatch.prepare(run, 1)
-    return percentile(arena.stopwatch.time(calls, Rung(1000.0, 15)).us, 0.5)
+    return 2 * side**3 / median_us(arena, run) / 1e6

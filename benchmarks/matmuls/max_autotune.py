@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
+from bench.arena import Arena, Contender, Run, Setting, extern
+from bench.run import Bench, attempt, print_table
+from bench.tuned import Tuned, tune_forms
 from torch.nn import functional as F  # noqa: N812 - what it is called everywhere
 
-from matmuls.arena import Arena, Contender, Run, Setting, extern
 from matmuls.forms import linear_form
-from matmuls.run import Bench, attempt, print_table
 from matmuls.shapes import Matmul
-from matmuls.tuned import Tuned, tune_forms
 from tune_model.runtime.program import Form
 from tune_model.tune.candidate import label
 from tune_model.tune.inputs import make_inputs

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from bench.arena import Arena, extern
+from bench.run import Bench, attempt, print_table
+from bench.tuned import Tuned, tune_forms
 
-from matmuls.arena import Arena, extern
 from matmuls.forms import linear_form
 from matmuls.machine import Machine, measure_machine, roofline_us
-from matmuls.run import Bench, attempt, print_table
 from matmuls.shapes import Matmul
-from matmuls.tuned import Tuned, tune_forms
 from tune_model.tune.candidate import label
 from tune_model.tune.interval import Ratio, paired_ratio
 

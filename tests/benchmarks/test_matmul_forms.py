@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from bench.plans import plan_of, task_of
 from form_builder import random_inputs, run_results
 from matmuls import forms
 from matmuls.epilogues import layers
@@ -51,7 +52,7 @@ def test_llama_has_exactly_these_matmuls():
     assert (tuple(grid.decode.batch), tuple(grid.prefill.sequence)) == (DECODE, PREFILL)
     tasks = extract(make_request(loaded.config, loaded.folder), check=False).plan.tasks
     found = {task.key for task in tasks if task.task.form.kind == "matmul"}
-    assert found == {task_key(forms.task_of(form)) for form in forms.llama_forms(DECODE, PREFILL)}
+    assert found == {task_key(task_of(form)) for form in forms.llama_forms(DECODE, PREFILL)}
 
 
 @pytest.mark.parametrize("layer", layers((3,), scale=64), ids=lambda layer: layer.name)
@@ -71,7 +72,7 @@ def test_linear_then_rest_is_the_fused_form(layer):
 def test_a_plan_reads_more_than_a_cache_and_keeps_the_order():
     """Small weights alone would be timed warm, and the tuner begins with the heaviest."""
     wanted = [forms.linear_form(row.m, row.n, row.k) for row in LARGE]
-    plan = forms.plan_of(wanted)
+    plan = plan_of(wanted)
     assert [task.task.form for task in plan.tasks] == wanted
     assert min(program_bytes(plan).values()) >= 1 << 32
     work = [task.weight * (3 + max(task.size_bytes / 2e6, task.flops / 3e8)) for task in plan.tasks]

@@ -6,15 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from bench.arena import Arena, Contender, WrongResultError, extern
+from bench.ledger import Clock, Ledger, OtherMachineError
+from bench.plans import plan_of, task_of
+from bench.run import Bench, TimeOverError, attempt
+from bench.tuned import Shop, Tuned
 from click.testing import CliRunner
 from matmul import main
-from matmuls.arena import Arena, Contender, WrongResultError, extern
 from matmuls.epilogues import layers, measure, runs_apart
-from matmuls.forms import linear_form, plan_of, task_of
-from matmuls.ledger import Clock, Ledger, OtherMachineError
-from matmuls.run import Bench, TimeOverError, attempt
+from matmuls.forms import linear_form
 from matmuls.shapes import FEW
-from matmuls.tuned import Shop, Tuned
 
 from tune_model.pipeline.bench.result import BenchmarkResult, read_result, write_result
 from tune_model.runtime.program import Form

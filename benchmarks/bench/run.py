@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from matmuls.ledger import Clock, Ledger
-from matmuls.tuned import Shop
+from bench.ledger import Clock, Ledger
+from bench.tuned import Shop
 
 __all__ = ["Bench", "DeviceBrokenError", "TimeOverError", "attempt", "print_table"]
 

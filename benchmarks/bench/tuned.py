@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from matmuls.arena import Contender, kernel_contender
-from matmuls.forms import plan_of
+from bench.arena import Contender, kernel_contender
+from bench.plans import plan_of
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import Form

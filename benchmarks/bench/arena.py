@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from matmuls.forms import task_of
+from bench.plans import task_of
 from tune_model.runtime.binding import bind_kernel
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.kernel import Kernel

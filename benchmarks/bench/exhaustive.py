@@ -1,13 +1,12 @@
 """What the search misses: the balanced choice against a race of the whole space, and against itself tuned again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from matmuls.forms import linear_form, plan_of
-from matmuls.run import Bench, TimeOverError, attempt, print_table
-from matmuls.shapes import Matmul
-from matmuls.tuned import Tuned, tune_forms
+from bench.plans import plan_of
+from bench.run import Bench, TimeOverError, attempt, print_table
+from bench.tuned import Tuned, tune_forms
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.program import Form
 from tune_model.tune.candidate import Built, Candidate, Effort, Rejected, label
@@ -20,10 +19,9 @@ from tune_model.tune.policy import Policy, Rung, policy_for
 from tune_model.tune.worker import DeviceWorker, open_workbench
 from tune_model.tune.workshop import Workshop
 
-__all__ = ["run_regret"]
+__all__ = ["Subject", "run_regret"]
 
 SHARD: Final = "regret"
-TUNINGS: Final = 3
 REPEATS: Final = 3
 BEST: Final = 6
 """So many of the exhaustive race's fastest meet the choices again: one brief timing does not order them."""
@@ -35,23 +33,37 @@ class UnraceableError(TuneModelError):
     """The extern or a contender cannot be measured."""
 
 
-def run_regret(bench: Bench, rows: Sequence[Matmul]) -> None:
-    """Tune three times with fresh records, then race everything, row by row, until the time is over."""
-    missing = bench.missing(SHARD, rows)
+class Subject(NamedTuple):
+    """A form whose search is judged.
+
+    Attributes:
+        name: Of its row.
+        form: Concrete.
+        facts: More that the row says.
+    """
+
+    name: str
+    form: Form
+    facts: Mapping[str, Any]
+
+
+def run_regret(bench: Bench, subjects: Sequence[Subject], tunings: int = 3) -> None:
+    """Tune several times with fresh records, then race everything, row by row, until the time is over."""
+    missing = bench.missing(SHARD, subjects)
     if missing:
-        forms = [_form(row) for row in missing]
-        tunings: list[Tuned] = []
-        for number in range(TUNINGS):
+        forms = [subject.form for subject in missing]
+        tuned: list[Tuned] = []
+        for number in range(tunings):
             records = f"regret-{number}"
             if bench.again:
                 _forget(bench.shop.folder, records)
-            bench.tell(f"tuning {number + 1} of {TUNINGS}")
+            bench.tell(f"tuning {number + 1} of {tunings}")
             options = bench.shop.options(records, budget_s=bench.clock.left_s)
-            tunings.append(tune_forms(forms, bench.shop, options, bench.tell))
+            tuned.append(tune_forms(forms, bench.shop, options, bench.tell))
             if bench.clock.is_over:
                 bench.tell("time is over; run again to continue")
                 return
-        _race_all(bench, missing, tunings)
+        _race_all(bench, missing, tuned)
     _print(bench)
 
 
@@ -60,7 +72,7 @@ def _forget(folder: Path, records: str) -> None:
         (folder / f"{records}.sqlite{suffix}").unlink(missing_ok=True)
 
 
-def _race_all(bench: Bench, rows: Sequence[Matmul], tunings: Sequence[Tuned]) -> None:
+def _race_all(bench: Bench, subjects: Sequence[Subject], tunings: Sequence[Tuned]) -> None:
     target = bench.shop.target
     options = bench.shop.options(budget_s=bench.clock.left_s, effort=Effort.THOROUGH)
     device: Device = DeviceWorker(target, 0) if bench.shop.isolate else open_workbench(target, 0)
@@ -68,23 +80,19 @@ def _race_all(bench: Bench, rows: Sequence[Matmul], tunings: Sequence[Tuned]) ->
     policy = _policy(policy_for(target, _LARGER_THAN_ANY_CACHE))
     contests: dict[str, Contest] = {}
     try:
-        for number, row in enumerate(rows):
-            # The next shape's kernels are built while this one is measured.
-            for coming in rows[number : number + 2]:
+        for number, subject in enumerate(subjects):
+            # The next form's kernels are built while this one is measured.
+            for coming in subjects[number : number + 2]:
                 if coming.name not in contests:
-                    contests[coming.name] = Contest(plan_of([_form(coming)]).tasks[0], policy, shop)
+                    contests[coming.name] = Contest(plan_of([coming.form]).tasks[0], policy, shop)
                     contests[coming.name].builds.request(contests[coming.name].candidates)
             if bench.clock.is_over:
                 bench.tell("time is over; run again to continue")
                 break
-            contest = contests[row.name]
-            attempt(bench, SHARD, row.name, lambda r=row, c=contest: _measure(bench, r, c, tunings))  # type: ignore[misc]
+            contest = contests[subject.name]
+            attempt(bench, SHARD, subject.name, lambda s=subject, c=contest: _measure(bench, s, c, tunings))  # type: ignore[misc]
     finally:
         shop.close()
-
-
-def _form(row: Matmul) -> Form:
-    return linear_form(row.m, row.n, row.k)
 
 
 def _policy(usual: Policy) -> Policy:
@@ -93,24 +101,24 @@ def _policy(usual: Policy) -> Policy:
     return Policy(f"{usual.name}-exhaustive", usual.version, usual.rotate_bytes, (longer,), usual.final)
 
 
-def _measure(bench: Bench, row: Matmul, contest: Contest, tunings: Sequence[Tuned]) -> dict[str, Any]:
+def _measure(bench: Bench, subject: Subject, contest: Contest, tunings: Sequence[Tuned]) -> dict[str, Any]:
     times = _race(contest)
-    choices = [tuned.winner(_form(row)) for tuned in tunings]
+    choices = [tuned.winner(subject.form) for tuned in tunings]
     fastest = sorted(times, key=lambda candidate: times[candidate])[:BEST]
     field = tuple(dict.fromkeys((contest.baseline, *choices, *fastest)))
     medians = _compare(contest, field)
     best = min(medians, key=lambda candidate: medians[candidate])
     chosen = [medians[candidate] for candidate in choices]
+    asked = [len({m.candidate for m in tuned.choices[subject.form].measurements}) for tuned in tunings]
     bench.tell(
-        f"  {row.name}: {len(times)} of {len(contest.candidates)} timed, best {label(best)} {medians[best]:.2f} us, "
-        f"chosen {', '.join(f'{us:.2f}' for us in chosen)} us"
+        f"  {subject.name}: {len(times)} of {len(contest.candidates)} timed, best {label(best)} {medians[best]:.2f} us"
+        f", chosen {', '.join(f'{us:.2f}' for us in chosen)} us"
     )
     return {
-        "m": row.m,
-        "n": row.n,
-        "k": row.k,
+        **subject.facts,
         "candidates": len(contest.candidates),
         "timed": len(times),
+        "asked": asked,
         "extern_us": medians[contest.baseline],
         "best": label(best),
         "best_us": medians[best],
@@ -169,11 +177,12 @@ def _accept(candidate: Candidate, result: object) -> None:
 
 
 def _print(bench: Bench) -> None:
-    head = ("row", "timed", "extern us", "best us", "chosen us", "regret", "spread", "best")
+    head = ("row", "timed", "asked", "extern us", "best us", "chosen us", "regret", "spread", "best")
     body = [
         (
             row["row"],
             str(row["timed"]),
+            " ".join(map(str, row["asked"])),
             f"{row['extern_us']:.2f}",
             f"{row['best_us']:.2f}",
             " ".join(f"{us:.2f}" for us in row["choice_us"]),

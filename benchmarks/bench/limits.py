@@ -1,0 +1,34 @@
+"""What the device's memory can do at most, measured in the same run: the ceiling of everything that only moves data."""
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from bench.arena import Arena
+from tune_model.tune.interval import percentile
+from tune_model.tune.policy import Rung
+
+__all__ = ["measure_copy", "median_us"]
+
+_COPY_BYTES: Final = {"cuda": 2 << 30, "cpu": 64 << 20}
+
+
+def measure_copy(arena: Arena) -> float:
+    """Return terabytes per second, read plus written, of a large copy within the device's memory."""
+    with torch.no_grad(), arena.stopwatch.context():
+        source = torch.empty(_COPY_BYTES[arena.device.type], dtype=torch.uint8, device=arena.device).fill_(1)
+        copy = torch.empty_like(source)
+
+        def run(_number: int) -> None:
+            copy.copy_(source)
+
+        found = 2 * source.numel() / median_us(arena, run) / 1e6
+    arena.release()
+    return found
+
+
+def median_us(arena: Arena, run: Callable[[int], None]) -> float:
+    """Return the median time of a call."""
+    calls = arena.stopwatch.prepare(run, 1)
+    return percentile(arena.stopwatch.time(calls, Rung(1000.0, 15)).us, 0.5)

@@ -77,7 +77,8 @@ class Device(Protocol):
     def compare(self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung) -> tuple[Samples | Rejected, ...]:
         """Time checked candidates in interleaved rounds, in random order within a round: sample `i` of each is a pair.
 
-        If one fails, its place holds the reason and the others' places hold what they have (maybe nothing).
+        The first is the extern; the others' values are compared with the reference once more afterwards. If one fails,
+        its place holds the reason and the others' places hold what they have (maybe nothing).
         """
         ...
 
@@ -86,5 +87,5 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the device back."""
+        """Give the device back; `open` takes it again, in a new process where it has one of its own."""
         ...

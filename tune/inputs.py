@@ -5,6 +5,7 @@ activations; vectors that are weights are positive (variances are among them); i
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -14,7 +15,20 @@ from tune_model.runtime.invoke import torch_dtype
 from tune_model.runtime.program import Form, Parameter, TensorType
 from tune_model.runtime.replay import contiguous_strides
 
-__all__ = ["copies_for", "copy_layout", "make_inputs", "make_outputs", "poison", "read_bytes", "rotates"]
+__all__ = [
+    "Allocate",
+    "allocate",
+    "copies_for",
+    "copy_layout",
+    "make_inputs",
+    "make_outputs",
+    "poison",
+    "read_bytes",
+    "rotates",
+]
+
+Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
+"""Returns one-dimensional uninitialised memory for so many elements."""
 
 MAX_COPIES: Final = 128
 """Copies of small weights beyond this cost memory and start-up and change little: such tasks are bound by latency."""
@@ -69,11 +83,16 @@ def make_inputs(form: Form, device: torch.device, seed: int, copies: int = 1) ->
     return sets
 
 
-def make_outputs(form: Form, device: torch.device) -> list[torch.Tensor]:
+def allocate(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return so many elements, uninitialised."""
+    return torch.empty(count, dtype=dtype, device=device)
+
+
+def make_outputs(form: Form, device: torch.device, memory: Allocate = allocate) -> list[torch.Tensor]:
     """Make result tensors filled with NaN (integers: their smallest value), so that what is never written shows."""
     outputs = []
     for result in form.results:
-        value = _storage(result.type, device)
+        value = _storage(result.type, device, memory)
         poison(value)
         outputs.append(_view(value, result.type))
     return outputs
@@ -87,11 +106,17 @@ def poison(value: torch.Tensor) -> None:
         value.fill_(torch.iinfo(value.dtype).min)
 
 
-def copy_layout(value: torch.Tensor) -> torch.Tensor:
+def copy_layout(value: torch.Tensor, memory: Allocate = allocate) -> torch.Tensor:
     """Copy a tensor with its strides, gaps and overlaps."""
     extent = _extent(value.shape, value.stride())
-    flat = value.as_strided((extent,), (1,)).clone()
-    return flat.as_strided(value.shape, value.stride())
+    flat = memory(extent, value.dtype, value.device)
+    flat.copy_(value.as_strided((extent,), (1,)))
+    return as_strided_in(flat, value.shape, value.stride())
+
+
+def as_strided_in(flat: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """View one-dimensional elements, which may begin anywhere in their storage, by shape and strides."""
+    return flat.as_strided(shape, strides, flat.storage_offset())
 
 
 def _random(parameter: Parameter, device: torch.device, generator: torch.Generator) -> torch.Tensor:
@@ -148,12 +173,12 @@ def _integers(parameter: Parameter, storage: torch.Tensor, generator: torch.Gene
     return view
 
 
-def _storage(type_: TensorType, device: torch.device) -> torch.Tensor:
-    return torch.empty(_extent(_shape(type_), _strides(type_)), dtype=torch_dtype(type_.dtype), device=device)
+def _storage(type_: TensorType, device: torch.device, memory: Allocate = allocate) -> torch.Tensor:
+    return memory(_extent(_shape(type_), _strides(type_)), torch_dtype(type_.dtype), device)
 
 
 def _view(storage: torch.Tensor, type_: TensorType) -> torch.Tensor:
-    return storage.as_strided(_shape(type_), _strides(type_))
+    return as_strided_in(storage, _shape(type_), _strides(type_))
 
 
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

@@ -20,8 +20,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tune_model.extract.task import Task
+from tune_model.tune.answers import ANSWER_AT_MOST, Answer, AnswerError, decode_answer, encode_answer
 from tune_model.tune.candidate import Built, Config, Family, Rejected
-from tune_model.tune.child import Child
+from tune_model.tune.child import Child, Limits
+from tune_model.tune.memory import limit_for_builds
+from tune_model.tune.processes import strays
 from tune_model.tune.scratch import use_compiler_cache
 from tune_model.tune.target import Target
 
@@ -31,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 _START_S: Final = 120.0
 """A child imports torch and triton before its first build; with sixteen starting at once that takes a while."""
+
+_FILE_BYTES: Final = 1 << 30
+"""Largest file a build may write: a compiler that prints without end fills no disk."""
+
+_STARTED: Final = b"started"
+_MEMORY_SIGNS: Final = ("MemoryError", "out of memory", "std::bad_alloc", "Cannot allocate memory")
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -49,6 +58,9 @@ class Job(msgspec.Struct, frozen=True):
     target: Target
 
 
+_NO_BUILD: Final = Rejected("crash", "the build process answered with something else than a build")
+
+
 class _Pending(NamedTuple):
     order: tuple[int, int]
     ticket: int
@@ -59,7 +71,7 @@ class _Worker:
     """A child and the job it is at."""
 
     def __init__(self, number: int, cache: Path) -> None:
-        self.child = Child(_serve, (cache,), f"build-{number}")
+        self.child = Child(_serve, (cache,), f"build-{number}", Limits(limit_for_builds(), _FILE_BYTES))
         self.ticket: int | None = None
         self.deadline = float("inf")
 
@@ -214,15 +226,21 @@ class BuildPool:
 
     def _receive(self, workers: list[_Worker], worker: _Worker) -> None:
         try:
-            message = worker.child.connection.recv()
+            message = worker.child.connection.recv_bytes(ANSWER_AT_MOST)
+            answer = None if message == _STARTED else decode_answer(message)
         except (EOFError, OSError):
-            self._finish(worker, Rejected("crash", f"the build process {worker.child.post_mortem()}"))
-            self._replace(workers, worker)
-            return
-        if message == "started":
+            ending = worker.child.post_mortem()
+            reason = "out of memory" if ending.is_out_of_memory else "crash"
+            answer = Answer(Rejected(reason, f"the build process {ending}"), broken=True)
+        except AnswerError as error:
+            answer = Answer(Rejected("crash", f"the build process answered with garbage: {error}"), broken=True)
+        if answer is None:
             worker.deadline = time.monotonic() + self.timeout_s
-        else:
-            self._finish(worker, message)
+            return
+        found = answer.found
+        self._finish(worker, found if isinstance(found, Built | Rejected) else _NO_BUILD)
+        if answer.broken:
+            self._replace(workers, worker)
 
     def _finish(self, worker: _Worker, result: Built | Rejected) -> None:
         with self._lock:
@@ -247,15 +265,28 @@ def _serve(connection: Connection, cache: Path) -> None:
     with use_compiler_cache(cache):
         while True:
             job: Job = connection.recv()
-            connection.send("started")
-            connection.send(build(job))
+            os.ftruncate(1, 0)  # what was said about earlier builds
+            connection.send_bytes(_STARTED)
+            answer = Answer(build(job))
+            left = strays()
+            if left:
+                what = f"left {len(left)} processes running"
+                answer = Answer(Rejected("processes", f"the build {what}"), broken=True)
+            connection.send_bytes(encode_answer(answer))
 
 
 def build(job: Job) -> Built | Rejected:
     """Run one build here; an exception is the family's fault and becomes a reason."""
     try:
-        return job.family.build(job.task, job.config, job.target)
+        result = job.family.build(job.task, job.config, job.target)
     except Exception as error:  # a family may raise anything; it costs the candidate only
         logger.debug("build failed", exc_info=True)
         text = str(error).strip().splitlines()
-        return Rejected("compiler", f"{type(error).__name__}: {text[0] if text else ''}"[:500])
+        result = Rejected("compiler", f"{type(error).__name__}: {text[0] if text else ''}"[:500])
+    return _named(result) if isinstance(result, Rejected) else result
+
+
+def _named(rejected: Rejected) -> Rejected:
+    """Tell a compiler that ran out of memory from one that refuses its input."""
+    out_of_memory = rejected.reason == "compiler" and any(sign in rejected.detail for sign in _MEMORY_SIGNS)
+    return Rejected("out of memory", rejected.detail) if out_of_memory else rejected

@@ -5,6 +5,7 @@ Python can see becomes `Rejected`; what Python cannot see (a crash, a hang) is t
 """
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes, unmet
 from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.device import Bench, Passed, Samples
+from tune_model.tune.fence import Fences, StrayWriteError, digest
 from tune_model.tune.inputs import copies_for, copy_layout, make_inputs, make_outputs, poison
 from tune_model.tune.measure_cpu import CpuStopwatch
 from tune_model.tune.measure_cuda import CudaStopwatch
@@ -38,19 +40,23 @@ Layouts = tuple[tuple[str, str], ...]
 class _Contender:
     """A loaded candidate: its kernel, the inputs it takes, and its captured calls once it is timed."""
 
-    def __init__(self, bound: BoundKernel, sets: list[InputSet]) -> None:
+    def __init__(self, bound: BoundKernel, sets: list[InputSet], layouts: Layouts) -> None:
         self.bound = bound
         self.sets = sets
+        self.layouts = layouts
         self.calls: Any = None
 
 
 class _Open:
-    """An open task."""
+    """An open task: its inputs in every layout asked for, and results between fences."""
 
-    def __init__(self, bench: Bench, sets: list[InputSet], outputs: list[torch.Tensor]) -> None:
+    def __init__(self, bench: Bench, sets: list[InputSet], device: torch.device) -> None:
         self.bench = bench
         self.sets: dict[Layouts, list[InputSet]] = {(): sets}
-        self.outputs = outputs
+        self.digests: dict[Layouts, tuple[int | None, ...]] = {}
+        self.fences = Fences()
+        self.outputs = make_outputs(bench.task.form, device, self.fences.allocate)
+        self.fences.close(self.outputs)
         self.expected: Expected
         self.tolerance: tuple[float, ...] = ()
         self.contenders: dict[Candidate, _Contender] = {}
@@ -59,12 +65,29 @@ class _Open:
     def form(self) -> Form:
         return self.bench.task.form
 
+    def check_results(self) -> None:
+        """Raise `StrayWriteError` if something around the results was written."""
+        self.fences.check([result.name for result in self.form.results])
+
+    def note_inputs(self, layouts: Layouts) -> None:
+        """Remember what the inputs of a layout are, unless that was done before."""
+        if layouts not in self.digests:
+            self.digests[layouts] = tuple(digest(value) for value in self.sets[layouts][0])
+
+    def check_inputs(self, layouts: Layouts) -> None:
+        """Raise `StrayWriteError` if an input was written."""
+        found = (digest(value) for value in self.sets[layouts][0])
+        for parameter, now, before in zip(self.form.parameters, found, self.digests[layouts], strict=True):
+            if now != before:
+                raise StrayWriteError(f"changed its input {parameter.name}")
+
 
 class Workbench:
     """A `Device` in this process.
 
     Attributes:
-        broken: The device answers no more (a CUDA fault poisons the whole process).
+        broken: The device answers no more (a CUDA fault poisons the whole process), or a candidate has written over
+            memory that is not its own.
     """
 
     def __init__(self, target: Target, index: int = 0) -> None:
@@ -97,9 +120,13 @@ class Workbench:
 
     def time(self, candidate: Candidate, built: Built, rung: Rung) -> Samples | Rejected:
         """See `Device.time`."""
-        result = self._attempt(lambda: self.stopwatch.time(self._ready(candidate, built).calls, rung))
-        assert isinstance(result, Samples | Rejected)  # noqa: S101 (the stopwatch's promise)
-        return result
+
+        def take() -> Samples:
+            samples: Samples = self.stopwatch.time(self._ready(candidate, built).calls, rung)
+            self._current().check_results()
+            return samples
+
+        return self._attempt(take)
 
     def compare(self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung) -> tuple[Samples | Rejected, ...]:
         """See `Device.compare`."""
@@ -109,8 +136,19 @@ class Workbench:
                 return tuple(ready if i == number else Samples(()) for i in range(len(candidates)))
         task = self._current()
         calls = [self._contender(candidate, built).calls for candidate, built in candidates]
-        result = self._attempt(lambda: self.stopwatch.compare(calls, rung, task.bench.seed))
-        return tuple(result) if isinstance(result, list) else tuple(result for _ in candidates)
+
+        def take() -> list[Samples]:
+            samples: list[Samples] = self.stopwatch.compare(calls, rung, task.bench.seed)
+            task.check_results()
+            return samples
+
+        taken = self._attempt(take)
+        if isinstance(taken, Rejected):
+            return tuple(taken for _ in candidates)
+        # Right once is not right for good: a workspace left dirty or a race shows after many calls.
+        again = [self._attempt(lambda p=pair: self._check(*p)) for pair in candidates[1:]]  # type: ignore[misc]
+        still = [None, *(found if isinstance(found, Rejected) else None for found in again)]
+        return tuple(refused or samples for refused, samples in zip(still, taken, strict=True))
 
     def finish(self) -> None:
         """See `Device.finish`."""
@@ -134,7 +172,7 @@ class Workbench:
             # Fewer copies are a little warmer; no inputs at all is the end of the task.
             try:
                 sets = make_inputs(form, self.device, bench.seed, copies)
-                task = _Open(bench, sets, make_outputs(form, self.device))
+                task = _Open(bench, sets, self.device)
                 task.expected = expect(form, sets[0], self.device)
                 break
             except (MemoryError, RuntimeError) as error:
@@ -142,6 +180,9 @@ class Workbench:
                     raise
                 sets = []
                 copies = max(1, copies // 4)
+                logger.warning("no memory for %s; taking fewer copies of the inputs: %d", bench.task.form.kind, copies)
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
         self.stopwatch.synchronize()
         self._task = task
         deviation = self._deviation(self._bind(bench.baseline))
@@ -161,7 +202,7 @@ class Workbench:
         names = [*(p.name for p in task.form.results), *(p.name for p in task.form.parameters if p.role == "cache")]
         for name, error, allowed in zip(names, deviation.errors, task.tolerance, strict=True):
             if not error <= allowed:
-                return Rejected("wrong", f"{name} has a relative error of {error:.3g}, allowed {allowed:.3g}")
+                return Rejected("wrong", f"{name} {_wrongness(error)}, allowed {allowed:.3g}")
         return Passed(deviation.worst)
 
     def _ready(self, candidate: Candidate, built: Built) -> _Contender:
@@ -187,21 +228,26 @@ class Workbench:
         if layouts not in task.sets:
             task.sets[layouts] = [relay(task.form, inputs, layouts) for inputs in task.sets[()]]
         bound = bind_kernel(built.kernel, relaid_form(task.form, layouts), built.code, self.device)
-        return _Contender(bound, task.sets[layouts])
+        return _Contender(bound, task.sets[layouts], layouts)
 
     def _deviation(self, contender: _Contender) -> Deviation:
-        """Run once on copies of the caches and poisoned outputs, and compare."""
+        """Run once on copies of the caches and poisoned outputs, and compare; nothing else may have changed."""
         task = self._current()
-        roles = [p.role for p in task.form.parameters]
+        caches = Fences()
         # Caches are never re-laid out, so the copies may come from this contender's own set.
         inputs = tuple(
-            copy_layout(v) if role == "cache" else v for v, role in zip(contender.sets[0], roles, strict=True)
+            copy_layout(value, caches.allocate) if parameter.role == "cache" else value
+            for value, parameter in zip(contender.sets[0], task.form.parameters, strict=True)
         )
         for output in task.outputs:
             poison(output)
+        task.note_inputs(contender.layouts)
         self.stopwatch.synchronize()
         results = list(contender.bound(inputs, task.outputs))
         self.stopwatch.synchronize()
+        task.check_results()
+        caches.check([p.name for p in task.form.parameters if p.role == "cache"])
+        task.check_inputs(contender.layouts)
         return compare(results, inputs, task.expected)
 
     def _attempt(self, action: Callable[[], T]) -> T | Rejected:
@@ -209,6 +255,9 @@ class Workbench:
         try:
             with self.stopwatch.context(), without_autograd():  # as the executor runs it
                 return action()
+        except StrayWriteError as error:
+            self.broken = True  # what else was written over cannot be known
+            return Rejected("stray write", str(error))
         except Exception as error:  # a candidate may raise anything; it costs the candidate only
             logger.debug("rejected", exc_info=True)
             rejected = _reason(error)
@@ -228,6 +277,12 @@ class Workbench:
         if self._task is None:
             raise RuntimeError("no task is open on this device")
         return self._task
+
+
+def _wrongness(error: float) -> str:
+    if math.isinf(error):
+        return "holds NaN, infinity or values never written where numbers are expected (or the reverse): error inf"
+    return f"has a relative error of {error:.3g}"
 
 
 def _set_rules(rules: NumericRules) -> None:

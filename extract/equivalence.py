@@ -19,7 +19,7 @@ from tune_model.extract.build import build_factory, build_real, load_config, mak
 from tune_model.extract.request import ExportedSource, FactorySource, Phase, Request, TransformersSource
 from tune_model.extract.shrink import small_configs
 from tune_model.extract.trace import SourceError, Trace, TraceError
-from tune_model.extract.trace_exported import load_exported, trace_exported
+from tune_model.extract.trace_exported import ExportedModule, load_exported, trace_exported
 from tune_model.extract.trace_module import call_by_name, module_inputs, trace_built
 from tune_model.extract.trace_transformers import forward_settings, trace_config
 from tune_model.runtime.checkpoint import WeightSource
@@ -135,12 +135,11 @@ def _check_exported(request: Request, source: ExportedSource, lower: Lower) -> l
     if sum(t.numel() for t in exported.state_dict.values()) > PARAMETERS_AT_MOST:
         return []
     runs = _executors([lower(t) for t in trace_exported(request)], exported.state_dict)
-    module = exported.module()
+    module = ExportedModule(exported)
     names = [o.name for o in next(iter(runs.values())).program.outputs]
 
     def call(**given: torch.Tensor) -> dict[str, Any]:
-        args, kwargs = pytree.tree_unflatten(list(given.values()), exported.call_spec.in_spec)
-        return dict(zip(names, pytree.tree_leaves(module(*args, **kwargs)), strict=True))
+        return dict(zip(names, pytree.tree_leaves(module(*given.values())), strict=True))
 
     return [c for run in runs.values() for c in _compare_forward(run, call, _grid_sizes(request))]
 

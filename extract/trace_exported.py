@@ -17,7 +17,7 @@ from tune_model.extract.trace import SourceError, Trace, TraceError
 from tune_model.extract.trace_graph import fix_single_sizes, import_functional
 from tune_model.runtime.expression import Dim
 
-__all__ = ["load_exported", "trace_exported"]
+__all__ = ["ExportedModule", "load_exported", "trace_exported"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +71,29 @@ def load_exported(path: str) -> ExportedProgram:
             f"{path} could not be read as a torch.export program: {type(error).__name__}: {text}. It may be damaged or"
             " saved by another torch version; save it again"
         ) from error
+
+
+class ExportedModule(torch.nn.Module):
+    """A saved program that is called with its input tensors in order, however nested its arguments were.
+
+    Parameters and buffers have the names they were saved with.
+    """
+
+    def __init__(self, exported: ExportedProgram) -> None:
+        super().__init__()
+        graph = exported.module()
+        self._parameters, self._buffers, self._modules = graph._parameters, graph._buffers, graph._modules
+        object.__setattr__(self, "_graph", graph)  # no child: its own children are ours already
+        self._arguments = [s.arg for s in exported.graph_signature.input_specs if s.kind is InputKind.USER_INPUT]
+        self._structure = exported.call_spec.in_spec
+
+    def forward(self, *tensors: torch.Tensor) -> object:
+        """Run the program; arguments that were saved as constants are filled in."""
+        given = iter(tensors)
+        leaves = [a.value if isinstance(a, ConstantArgument) else next(given) for a in self._arguments]
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        returned: object = self._graph(*args, **kwargs)  # type: ignore[operator]
+        return returned
 
 
 def _inputs(exported: ExportedProgram, given: tuple[ModelInput, ...], path: str) -> tuple[NamedInput, ...]:

@@ -7,7 +7,6 @@ was found out until then is in the report.
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -114,24 +113,15 @@ def _check_machine(artifact: Artifact, device: "torch.device") -> Iterator[Check
         yield Check(f"to {comparison.to}: {comparison.field}", outcome, comparison.found, comparison.expected)
 
 
-def _weights(artifact: Artifact, request: "Request") -> "WeightSource | None":
-    """Return the weights at hand: those inside, else those in the model's folder, else none."""
-    embedded = artifact.weights()
-    folder = getattr(request.source, "folder", None)
-    if embedded is not None or folder is None or not any(Path(folder).glob("*.safetensors")):
-        return embedded
-    return Path(folder)
-
-
 def _check_program(
     artifact: Artifact, request: "Request", weights: "WeightSource | None", device: "torch.device"
 ) -> Iterator[Check]:
     from tune_model.extract.trace import SourceError
     from tune_model.package.verification.model import check_model
-    from tune_model.package.verification.original import OriginalError, build_original
+    from tune_model.package.verification.original import OriginalError, build_original, weights_at_hand
 
     expected = "a program that computes what the model computes"
-    source = _weights(artifact, request) if weights is None else weights
+    source = weights_at_hand(artifact, request) if weights is None else weights
     try:
         original = build_original(request, source, device)
         with warnings.catch_warnings():

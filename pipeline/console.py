@@ -21,7 +21,9 @@ def size_text(size_bytes: float) -> str:
 
 
 def time_text(time_us: float) -> str:
-    """Return a duration given in microseconds with the unit that fits: `14.2 us`, `3.57 ms`, `12.1 s`."""
+    """Return a duration given in microseconds with the unit that fits: `14.2 us`, `3.57 ms`; 0 is one not taken."""
+    if time_us <= 0:
+        return "-"
     if time_us < 999.5:
         return f"{time_us:.3g} us"
     return f"{time_us / 1e3:.3g} ms" if time_us < 999.5e3 else f"{time_us / 1e6:.3g} s"

@@ -122,6 +122,8 @@ class PlainReport(Report):
                     f"{event.tasks} tasks ({event.replayed} replayed from records), {event.candidates} candidates, "
                     f"about {event.estimate_s:.0f} s"
                 )
+            case TaskDone(best_us=0):
+                return f"[{event.index + 1}/{self.tasks}] {self.labels.get(event.task, event.task)}: {event.status}"
             case TaskDone():
                 how = "replayed" if event.replayed else f"{event.seconds:.1f} s"
                 left = self.eta.remaining_s()

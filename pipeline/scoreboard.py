@@ -74,16 +74,18 @@ def print_scoreboard(tuning: Tuning, out: Console) -> None:
             score.winner,
             time_text(score.median_us),
             time_text(score.baseline_us),
-            f"{gain:.2f}x",
-            f"{low:.2f} to {high:.2f}",
-            f"{score.share:.1%}",
+            f"{gain:.2f}x" if score.median_us else "-",
+            f"{low:.2f} to {high:.2f}" if score.median_us else "-",
+            f"{score.share:.1%}" if score.median_us else "-",
             score.status,
         )
     out.print(table)
     kept = sum(choice.status == "no gain" for choice in tuning.choices)
     rejected = _count(reason.reason for choice in tuning.choices for _, reason in choice.rejections)
+    measured = sum(choice.median_us > 0 for choice in tuning.choices)
+    of = "all tasks" if measured == len(tuning.choices) else f"the {measured} measured"
     out.print(
-        f"{len(tuning.choices)} tasks, {kept} keep the library; weighted time of all tasks "
+        f"{len(tuning.choices)} tasks, {kept} keep the library; weighted time of {of} "
         f"{step_gain(tuning):.2f}x faster than with externs alone",
         markup=False,
     )

@@ -8,7 +8,7 @@ choice.
 import itertools
 from collections.abc import Iterator, Mapping
 from inspect import signature
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn.functional import cosine_similarity
 
 from tune_model.extract.request import Phase, Request
 from tune_model.package.verification.check import Check
+from tune_model.package.verification.original import original_call
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.invoke import torch_dtype
 from tune_model.runtime.program import Input, Program
@@ -104,10 +105,7 @@ def _random(item: Input, symbols: Mapping[str, int], generator: torch.Generator)
 
 def _outputs(original: nn.Module, inputs: Mapping[str, Tensor], program: Program) -> dict[str, Tensor]:
     """Run the original; results by the program's names, which are transformers' or the order of what is returned."""
-    accepted = signature(original.forward).parameters
-    by_name = inputs.keys() <= accepted.keys()
-    settings = {k: v for k, v in (("use_cache", False), ("return_dict", True)) if k in accepted}
-    made: Any = original(**inputs, **settings) if by_name else original(*inputs.values())
+    made = original_call(original, inputs)(inputs)
     names = [output.name for output in program.outputs]
     if isinstance(made, Mapping) and set(names) <= made.keys():
         return {name: made[name] for name in names}

@@ -1,8 +1,9 @@
 """The model an artifact was made from, built again to compare with: with its weights, or with seeded random ones."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from tune_model.extract.build import (
     torch_dtype,
 )
 from tune_model.extract.request import FactorySource, Request, TransformersSource
+from tune_model.extract.trace_exported import ExportedModule, load_exported
+from tune_model.package.read import Artifact
 from tune_model.runtime.checkpoint import WeightSource, open_checkpoint
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.weights import WeightError
 
-__all__ = ["OriginalError", "build_original"]
+__all__ = ["OriginalError", "build_original", "original_call", "weights_at_hand"]
 
 Stored = Mapping[str, Tensor] | str | Path
 
@@ -56,7 +59,19 @@ def build_original(request: Request, weights: WeightSource | None, device: torch
                 _load(module, _tensors(tensors))
             return module.to(device)
         case _:
-            return _exported(request.source.path, device)
+            module = _exported(request.source.path)
+            if tensors is not None:
+                _load(module, _tensors(tensors))
+            return module.to(device)
+
+
+def weights_at_hand(artifact: Artifact, request: Request) -> WeightSource | None:
+    """Return the weights that need not be given: those inside, else those in the model's folder, else none."""
+    embedded = artifact.weights()
+    folder = getattr(request.source, "folder", None)
+    if embedded is not None or folder is None or not any(Path(folder).glob("*.safetensors")):
+        return embedded
+    return Path(folder)
 
 
 def _transformers(
@@ -108,11 +123,23 @@ def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:
         raise WeightError(f"the weights do not fit the model: {' '.join(str(error).split())}") from error
 
 
-def _exported(path: str, device: torch.device) -> nn.Module:
+def _exported(path: str) -> nn.Module:
     if not Path(path).is_file():
-        raise OriginalError(f"{path} is not here; the exported program is needed to compare with")
-    module: nn.Module = torch.export.load(path).module()
-    return module.to(device)
+        msg = f"the exported program {path} is not here; run where the configuration's model.path leads to it"
+        raise OriginalError(msg)
+    return ExportedModule(load_exported(path))
+
+
+def original_call(original: nn.Module, names: Collection[str]) -> Callable[[Mapping[str, Tensor]], Any]:
+    """Return how to call an original model with inputs of these names.
+
+    By keyword where its forward knows the names, else in order; transformers models keep no cache and return names.
+    """
+    accepted = signature(original.forward).parameters
+    settings = {k: v for k, v in (("use_cache", False), ("return_dict", True)) if k in accepted}
+    if accepted.keys() >= set(names):
+        return lambda inputs: original(**inputs, **settings)
+    return lambda inputs: original(*inputs.values())
 
 
 def _randomise(module: nn.Module, device: torch.device) -> nn.Module:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tune_model.extract.request import Phase, Request, TransformersSource
+from tune_model.extract.request import Phase
+from tune_model.package.verification.original import original_call
 from tune_model.pipeline.bench.interleave import Contender
 from tune_model.pipeline.bench.peers import decode_step, peers, prefill_call
 from tune_model.runtime.expression import evaluate
@@ -41,9 +42,7 @@ def points_of(phases: tuple[Phase, ...]) -> Iterator[Point]:
             yield Point(phase.name, dict(zip(names, values, strict=True)))
 
 
-def contenders_at(
-    point: Point, tuned: TunedModel, original: nn.Module, request: Request, *, compile_too: bool
-) -> list[Contender]:
+def contenders_at(point: Point, tuned: TunedModel, original: nn.Module, *, compile_too: bool) -> list[Contender]:
     """Return the contenders of a point, the tuned model first.
 
     Decode steps of the tuned model run in a cache of the configured length, those of peers in the shortest that fits.
@@ -57,7 +56,7 @@ def contenders_at(
     elif point.phase == "prefill":
         call = prefill_call(original, point.sizes["batch"], point.sizes["sequence"])
     else:
-        call = _forward_call(original, inputs, request)
+        call = _forward_call(original, inputs)
     ours = Contender("tuned", _tuned_call(tuned, point, inputs))
     return [ours, *peers(call, device, compile_too=compile_too)]
 
@@ -72,12 +71,12 @@ def _tuned_call(tuned: TunedModel, point: Point, inputs: Mapping[str, torch.Tens
     return lambda: runner.run(inputs, hints, clone=False)
 
 
-def _forward_call(original: nn.Module, inputs: Mapping[str, torch.Tensor], request: Request) -> Callable[[], object]:
-    by_name = isinstance(request.source, TransformersSource)
+def _forward_call(original: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Callable[[], object]:
+    run = original_call(original, inputs)
 
     def call() -> object:
         with torch.no_grad():
-            return original(**inputs) if by_name else original(*inputs.values())
+            return run(inputs)
 
     return call
 

@@ -10,6 +10,7 @@ from tune_model.pipeline.options import artifact_argument, weights_option
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from tune_model.package.read import Artifact
     from tune_model.pipeline.bench.interleave import Timing
@@ -53,28 +54,27 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     """Time every point and print the table."""
     from tune_model.package.load import start
     from tune_model.package.read import open_artifact
-    from tune_model.package.verification.original import build_original
     from tune_model.pipeline.bench.interleave import interleave
     from tune_model.pipeline.bench.points import contenders_at, points_of
     from tune_model.pipeline.bench.result import check_result
     from tune_model.pipeline.console import console
 
     artifact = open_artifact(artifact_path)
-    request = artifact.manifest.request
-    points = [p for p in points_of(request.phases) if not only or any(begins_with(p, words) for words in only)]
+    phases = artifact.manifest.request.phases
+    points = [p for p in points_of(phases) if not only or any(begins_with(p, words) for words in only)]
     if not points:
-        names = "; ".join(str(p) for p in points_of(request.phases))
+        names = "; ".join(str(p) for p in points_of(phases))
         raise click.UsageError(f"--only matches no point; there are: {names}")
     if save_path is not None:
         check_result(Path(save_path))
     out = console()
     device = _device(artifact, device_name)
-    original = build_original(request, None if weights_path is None else Path(weights_path), device)
+    original = _original(artifact, weights_path, device)
     tuned = start(artifact, original, device)
     arguments = click.get_current_context().obj
     rows: list[dict[str, Any]] = []
     for point in points:
-        contenders = contenders_at(point, tuned, original, request, compile_too=not no_compile)
+        contenders = contenders_at(point, tuned, original, compile_too=not no_compile)
         timings = interleave(contenders, tuned.device, rounds=rounds)
         out.print(_table(point, timings))
         rows += [_row(point, timing) for timing in timings]
@@ -100,6 +100,21 @@ def _device(artifact: "Artifact", name: str | None) -> "torch.device":
         warnings.simplefilter("ignore")  # loading it warns
         check_machine(artifact, device)
     return device
+
+
+def _original(artifact: "Artifact", weights_path: str | None, device: "torch.device") -> "nn.Module":
+    """Build the model that the artifact was made from, with the weights given, else its own, else random ones."""
+    from tune_model.extract.trace import SourceError
+    from tune_model.package.verification.original import OriginalError, build_original, weights_at_hand
+    from tune_model.pipeline.stored import stored_request
+    from tune_model.runtime.errors import TuneModelError
+
+    request = stored_request(artifact, Path.cwd())
+    try:
+        weights = weights_at_hand(artifact, request) if weights_path is None else Path(weights_path)
+        return build_original(request, weights, device)
+    except (OriginalError, SourceError) as error:
+        raise TuneModelError(f"{artifact.path}: there is no original model to compare with: {error}") from error
 
 
 def _free(device: "torch.device") -> None:

@@ -1,5 +1,6 @@
 """`tune-model verify ARTIFACT`: is it whole, does it fit this machine, does it compute what the model computes."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,12 +55,13 @@ def command(artifact_path: str, weights_path: str | None, device: str | None, as
         device=device,
         report=show,
     )
-    failed = sum(check.outcome == "failed" for check in report.checks)
+    counts = Counter(check.outcome for check in report.checks)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
-        verdict = "verified" if report.passed else f"{failed} failed"
-        out.print(f"{artifact_path}: {verdict}, {len(report.checks)} checks", markup=False, soft_wrap=True)
+        verdict = "verified" if report.passed else f"{counts['failed']} failed"
+        skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+        out.print(f"{artifact_path}: {verdict}, {len(report.checks)} checks{skipped}", markup=False, soft_wrap=True)
     return 0 if report.passed else EXIT_FAILED
 
 

@@ -20,7 +20,7 @@ from tune_model.tune.target import CudaTarget, Target
 
 __all__ = ["InterruptedRaceError", "Workshop"]
 
-_TRANSIENT = frozenset({"timeout", "crash"})
+_TRANSIENT = frozenset({"timeout", "crash", "out of memory"})
 """Build failures that may not come again; they are recorded for this race, but not kept with the built kernels."""
 
 

@@ -19,7 +19,7 @@ from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.cpp.compile import compile_library, digest
 from tune_model.tune.target import CpuTarget, Target
 
-__all__ = ["BUILD_KINDS", "KERNEL_KINDS", "KINDS", "GoodFamily", "HostileFamily", "compile_linear"]
+__all__ = ["BUILD_KINDS", "KERNEL_KINDS", "KINDS", "GoodFamily", "HostileFamily", "compile_linear", "misbehave"]
 
 BUILD_KINDS: Final = {
     "compiler raises": "compiler",
@@ -138,7 +138,7 @@ class HostileFamily:
         """Misbehave, or compile what will."""
         kind = str(dict(config)["kind"])
         if kind in BUILD_KINDS:
-            _misbehave(kind)
+            misbehave(kind)
             return compile_linear(task, target, _BODIES["wrong values"])
         return compile_linear(task, target, _BODIES[kind])
 
@@ -174,7 +174,8 @@ def compile_linear(task: Task, target: Target, body: str) -> Built | Rejected:
     return Built(Kernel((CpuLaunch(name, "entry", (x.name, w.name, y.name), sizes),)), {name: code})
 
 
-def _misbehave(kind: str) -> None:
+def misbehave(kind: str) -> None:
+    """Do what a kind of build does."""
     match kind:
         case "compiler raises":
             raise RuntimeError("no pattern for this operand\nand two thousand lines of dump")

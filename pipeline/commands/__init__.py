@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "verify": "Check an artifact on this machine against its model.",
     "bench": "Time a tuned model beside eager and torch.compile.",
     "diff": "Compare two artifacts of one model; a release gate.",
+    "retune": "Tune again from an artifact alone, on this machine, without the model.",
     "plan": "Show programs, tasks and candidates without tuning and without a GPU.",
     "schema": "Print the configuration's JSON Schema, for editors and validators.",
 }

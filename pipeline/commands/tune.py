@@ -1,6 +1,5 @@
 """`tune-model CONFIG`: trace, tune, package."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,17 +58,13 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> int:
     """Conduct the rooms."""
     from tune_model.package.output import check_output
-    from tune_model.package.write import write_artifact
-    from tune_model.pipeline.config import budget_seconds, load_config
-    from tune_model.pipeline.console import console, size_text
+    from tune_model.pipeline.config import load_config
+    from tune_model.pipeline.console import console
     from tune_model.pipeline.environment import read_environment
     from tune_model.pipeline.extraction import extract_configured
     from tune_model.pipeline.progress import make_report
-    from tune_model.pipeline.report.inside import with_report
-    from tune_model.pipeline.scoreboard import print_scoreboard
-    from tune_model.pipeline.store import check_store, kernels_path, records_path
-    from tune_model.tune.candidate import Effort
-    from tune_model.tune.options import TuneOptions
+    from tune_model.pipeline.store import check_store
+    from tune_model.pipeline.tuning import finish, tune_options
     from tune_model.tune.tuner import tune
 
     if store_path == "":
@@ -90,35 +85,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
         say.print(
             f"traced {program.name}: {len(program.steps)} steps, {len(program.forms)} distinct regions", markup=False
         )
-    options = TuneOptions(
-        effort=Effort(config.search.effort),
-        budget_s=budget_seconds(config),
-        seed=config.search.seed,
-        records_path=records_path(store),
-        kernels_path=kernels_path(store),
-        recheck=recheck,
-        build_workers=os.cpu_count() or 1,
-    )
     with make_report(as_json=as_json) as report:
-        tuning = tune(extraction.plan, target, options, report)
-    contents = with_report(_contents(loaded, request, tuning, extraction.constants))
-    place = write_artifact(output, contents)
-    if not as_json:
-        print_scoreboard(tuning, console())
-    say.print(f"wrote {place} ({size_text(_size(place))})", markup=False)
-    return exit_code(tuning)
-
-
-EXIT_PARTIAL = 3
-EXIT_INTERRUPTED = 130
-
-
-def exit_code(tuning: "Tuning") -> int:
-    """Return 0 when every task was searched, 3 when some failed or the budget ended first, 130 after Ctrl-C."""
-    if tuning.stopped == "interrupted":
-        return EXIT_INTERRUPTED
-    complete = all(choice.status in {"tuned", "no gain", "layout", "disturbed"} for choice in tuning.choices)
-    return 0 if complete and not tuning.stopped else EXIT_PARTIAL
+        tuning = tune(extraction.plan, target, tune_options(config, store, recheck=recheck), report)
+    return finish(_contents(loaded, request, tuning, extraction.constants), output, as_json=as_json)
 
 
 def _measurable_target(loaded: "LoadedConfig") -> "Target":
@@ -178,8 +147,3 @@ def _embedded(request: "Request", tuning: "Tuning") -> "Mapping[str, Tensor]":
     from tune_model.runtime.weights import read_sources
 
     return read_sources(tuning.plan.programs, _weights_folder(request) or "")
-
-
-def _size(place: Path) -> int:
-    files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
-    return sum(path.stat().st_size for path in files)

@@ -74,17 +74,20 @@ def load_config(name: str, overrides: Iterable[Override | str] = ()) -> LoadedCo
     return LoadedConfig(config, path.resolve().parent, document)
 
 
-def parse_config(text: str, name: str) -> Config:
+def parse_config(text: str, name: str, overrides: Iterable[Override | str] = ()) -> Config:
     """Check a configuration's text, such as an artifact carries.
 
     Args:
         text: YAML.
         name: What messages call it.
+        overrides: Values to put over the text's, as for `load_config`.
 
     Raises:
         ConfigError: The first fault found in it.
     """
     document = _parse(text, name)
+    for override in overrides:
+        apply_override(document, parse_override(override) if isinstance(override, str) else override)
     config = find_violation(document.data)
     if isinstance(config, Violation):
         raise config.to_error(document)

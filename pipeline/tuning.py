@@ -1,0 +1,73 @@
+"""What every command that tunes does alike: options from a configuration, and after the races the artifact."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tune_model.pipeline.config import budget_seconds
+from tune_model.pipeline.store import kernels_path, records_path
+
+if TYPE_CHECKING:
+    from tune_model.package.contents import ArtifactContents
+    from tune_model.pipeline.config import Config
+    from tune_model.tune.choice import Tuning
+    from tune_model.tune.options import TuneOptions
+
+__all__ = ["exit_code", "finish", "tune_options"]
+
+EXIT_PARTIAL: Final = 3
+EXIT_INTERRUPTED: Final = 130
+_COMPLETE: Final = frozenset({"tuned", "no gain", "layout", "disturbed"})
+
+
+def tune_options(config: "Config", store: Path, *, recheck: bool) -> "TuneOptions":
+    """Return how to tune: as the configuration says, with all processors building.
+
+    Args:
+        config: Effort, budget and seed.
+        store: Folder of records and kernels.
+        recheck: Measure again what the records already hold.
+    """
+    from tune_model.tune.candidate import Effort
+    from tune_model.tune.options import TuneOptions
+
+    return TuneOptions(
+        effort=Effort(config.search.effort),
+        budget_s=budget_seconds(config),
+        seed=config.search.seed,
+        records_path=records_path(store),
+        kernels_path=kernels_path(store),
+        recheck=recheck,
+        build_workers=os.cpu_count() or 1,
+    )
+
+
+def finish(contents: "ArtifactContents", output: str, *, as_json: bool) -> int:
+    """Write the artifact with its report, print the scoreboard; returns the exit code.
+
+    Raises:
+        OutputError: It cannot be written there.
+    """
+    from tune_model.package.write import write_artifact
+    from tune_model.pipeline.console import console, size_text
+    from tune_model.pipeline.report.inside import with_report
+    from tune_model.pipeline.scoreboard import print_scoreboard
+
+    place = write_artifact(output, with_report(contents))
+    if not as_json:
+        print_scoreboard(contents.tuning, console())
+    console(error=True).print(f"wrote {place} ({size_text(_size(place))})", markup=False)
+    return exit_code(contents.tuning)
+
+
+def exit_code(tuning: "Tuning") -> int:
+    """Return 0 when every task was searched, 3 when some failed or the budget ended first, 130 after Ctrl-C."""
+    if tuning.stopped == "interrupted":
+        return EXIT_INTERRUPTED
+    complete = all(choice.status in _COMPLETE for choice in tuning.choices)
+    return 0 if complete and not tuning.stopped else EXIT_PARTIAL
+
+
+def _size(place: Path) -> int:
+    files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+    return sum(path.stat().st_size for path in files)

@@ -1,12 +1,12 @@
 """In which order, and how many of a sorted space's configurations each effort searches."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from tune_model.tune.candidate import Config, Effort
 
-__all__ = ["LIMITS", "interleave", "thin", "with_dependent_launch"]
+__all__ = ["LIMITS", "interleave", "thin", "with_dependent_launch", "with_prefetch"]
 
 T = TypeVar("T")
 
@@ -31,14 +31,38 @@ def with_dependent_launch(configurations: Iterable[Config], *, offered: bool) ->
     A configuration's second form comes about twice as far down the list as its first, so that a short search still
     sees different tiles.
     """
+    yield from _in_forms(configurations, ((("pdl", False),), *([(("pdl", True),)] if offered else ())))
+
+
+def with_prefetch(configurations: Iterable[Config], *, offered: bool) -> Iterator[Config]:
+    """Give every configuration `pdl` and `prefetch`: neither, and where `offered` both, or the first alone.
+
+    Args:
+        configurations: Most promising first.
+        offered: The device and the task allow dependent launches.
+    """
+    forms: list[Config] = [(("pdl", False), ("prefetch", False))]
+    if offered:
+        forms += [(("pdl", True), ("prefetch", True)), (("pdl", True), ("prefetch", False))]
+    yield from _in_forms(configurations, forms)
+
+
+def _in_forms(configurations: Iterable[Config], forms: Sequence[Config]) -> Iterator[Config]:
+    """Yield configurations in their first form, and after every second one the next that waits for another form."""
+    first, *others = forms
     waiting: list[Config] = []
+    later: list[Config] = []
     for place, config in enumerate(configurations):
-        yield (*config, ("pdl", False))
-        if offered:
-            waiting.append((*config, ("pdl", True)))
+        yield (*config, *first)
+        if others:
+            waiting.append((*config, *others[0]))
+            later += [(*config, *form) for form in others[1:]]
             if place % 2:
                 yield waiting.pop(0)
+            if place % 4 == 3 and later:
+                yield later.pop(0)
     yield from waiting
+    yield from later
 
 
 def interleave(main: Iterable[T], other: Iterable[T], every: int) -> Iterator[T]:

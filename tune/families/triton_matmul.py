@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import thin, with_dependent_launch
+from tune_model.tune.search_order import thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import Product, matmul_plan, read_product, transposed_weight
@@ -46,7 +46,7 @@ class TritonMatmul:
         tiles = matmul_space(product, target)
         can_turn = not isinstance(transposed_weight(task), Rejected)
         space = with_layouts(tiles, tiles if can_turn else (), every=2)
-        yield from thin(with_dependent_launch(space, offered=overlap), effort, _share(product))
+        yield from thin(with_prefetch(space, offered=overlap), effort, _share(product))
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""

@@ -6,7 +6,7 @@ from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.relayout import TRANSPOSED
-from tune_model.tune.search_order import thin, with_dependent_launch
+from tune_model.tune.search_order import thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.descriptor_plan import descriptor_plan, refusal
 from tune_model.tune.triton.descriptor_space import descriptor_space
@@ -55,7 +55,7 @@ class TritonPersistent:
         products = [_described(task, layout) for layout in ("plain", TRANSPOSED)]
         m = max((p.m for p in products if not isinstance(p, Rejected)), default=0)
         spaces = [() if isinstance(p, Rejected) else descriptor_space(p, target) for p in products]
-        configurations = with_dependent_launch(
+        configurations = with_prefetch(
             with_layouts(*spaces, every=2), offered=target.arch >= _FIRST_ARCH and m <= _MOST_ROWS_OVERLAPPED
         )
         yield from thin(configurations, effort, 0.6)

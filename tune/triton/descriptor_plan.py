@@ -10,6 +10,7 @@ from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch
 from tune_model.tune.triton.matmul_plan import (
     ELEMENT_BYTES,
     Product,
+    asked_ahead,
     epilogue_function,
     partial_function,
     sum_launch,
@@ -114,6 +115,7 @@ def _launch(product: Product, config: Config, operands: Argument, epilogue: Argu
         "STORE": Constant(store),
         "PRECISION": Constant(product.precision),
         "PDL": Constant(bool(values["pdl"])),
+        "AHEAD": Constant(asked_ahead(product, config)),
         "EPILOGUE": epilogue,
     }
     options = Options(int(values["num_warps"]), int(values["num_stages"]), programmatic=bool(values["pdl"]))

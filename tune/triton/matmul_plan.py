@@ -24,6 +24,7 @@ from tune_model.tune.triton.module import load_function
 __all__ = [
     "ELEMENT_BYTES",
     "Product",
+    "asked_ahead",
     "epilogue_function",
     "gemv_plan",
     "matmul_plan",
@@ -35,6 +36,9 @@ __all__ = [
 ]
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+_PREFETCHED_BYTES: Final = 32768
+"""Per program."""
 
 _LONGEST_GRID: Final = 65535
 """Blocks in y and z."""
@@ -215,6 +219,33 @@ def _shared(product: Product) -> dict[str, Argument]:
     }
 
 
+def asked_ahead(product: Product, config: Config) -> int:
+    """Return how many elements of k of its weights a program asks for before it waits for its predecessor.
+
+    All programs together ask for a few megabytes: what memory delivers while one kernel ends and the next begins.
+    Pieces must begin and end at multiples of 16 bytes and lie inside the weight; where they cannot, none is asked for.
+    """
+    values = dict(config)
+    element = ELEMENT_BYTES[product.epilogue.dtype]
+    _, column, step = product.w_strides
+    if not values["prefetch"] or not isinstance(column, int) or not isinstance(step, int) or 1 not in {column, step}:
+        return 0
+    block_n, block_k, splits = int(values["block_n"]), int(values["block_k"]), int(values.get("split_k", 1))
+    steps = -(-product.k // block_k)
+    span = -(-steps // splits) * block_k
+    shortest = product.k - (splits - 1) * span
+    most = min(shortest, _PREFETCHED_BYTES // (block_n * product.halves * element))
+    if step == 1:
+        whole = most * element // 16 * 16 // element
+        return max(0, whole) if column * element % 16 == 0 else 0
+    pieces = (block_n * element, step * element, product.n * element if product.halves == 2 else 0)
+    if any(size % 16 for size in pieces):
+        return 0
+    # The last tile's pieces may end in the next row, so the last row is not asked for.
+    most = most if product.n % block_n == 0 else min(most, shortest - 1)
+    return 1 << (most.bit_length() - 1) if most > 0 else 0
+
+
 def _demands(product: Product, *limits: Requirement) -> tuple[Requirement, ...]:
     batch: tuple[Requirement, ...] = ()
     if product.batch is not None:
@@ -242,6 +273,7 @@ def gemv_plan(product: Product, config: Config) -> KernelPlan:
         "UNROLL": Constant(int(values["unroll"])),
         "EVICTION": Constant("evict_first"),
         "PDL": Constant(bool(values["pdl"])),
+        "AHEAD": Constant(asked_ahead(product, config)),
         "EPILOGUE": epilogue,
     }
     rows = product.epilogue.m.extent
@@ -312,6 +344,7 @@ def _matmul(product: Product, config: Config, operands: tuple[Argument, ...] | A
         "EVICTION": Constant("evict_first" if product.m <= block_m else ""),
         "PRECISION": Constant(product.precision),
         "PDL": Constant(bool(values["pdl"])),
+        "AHEAD": Constant(asked_ahead(product, config)),
         "EPILOGUE": epilogue,
     }
     options = Options(int(values["num_warps"]), int(values["num_stages"]), programmatic=bool(values["pdl"]))

@@ -81,6 +81,7 @@ def test_a_tile_that_needs_too_much_shared_memory_is_rejected_with_the_numbers()
         "swap": False,
         "layout": "plain",
         "pdl": False,
+        "prefetch": False,
     }
     rejected = build("triton_matmul", 90, config)
     assert isinstance(rejected, Rejected)
@@ -89,7 +90,8 @@ def test_a_tile_that_needs_too_much_shared_memory_is_rejected_with_the_numbers()
 
 
 def test_a_compiler_failure_is_a_value_and_leaves_nothing_on_stderr(capfd: pytest.CaptureFixture[str]):
-    config = {"block_n": 3, "block_k": 256, "num_warps": 4, "stages": 1, "unroll": 1, "layout": "plain", "pdl": False}
+    config = {"block_n": 3, "block_k": 256, "num_warps": 4, "stages": 1, "unroll": 1, "layout": "plain"}
+    config |= {"pdl": False, "prefetch": False}
     rejected = build("triton_gemv", 90, config)
     assert isinstance(rejected, Rejected)
     assert rejected.reason == "compiler"

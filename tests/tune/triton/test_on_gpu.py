@@ -118,6 +118,14 @@ def test_few_rows_fetched_through_descriptors(m: int, splits: int, specialise: b
     check(linear(m, 1536, 4096, tail="residual"), "triton_persistent", 2, split_k=splits, specialise=specialise)
 
 
+@pytest.mark.parametrize("layout", ["plain", "transposed"])
+@pytest.mark.parametrize(
+    ("family", "m"), [("triton_gemv", 1), ("triton_matmul", 16), ("triton_split_k", 16), ("triton_persistent", 50)]
+)
+def test_weights_asked_for_before_the_wait(family: str, m: int, layout: str):
+    check(linear(m, 1544, 2056, tail="swiglu"), family, 3, prefetch=True, layout=layout)
+
+
 @pytest.mark.parametrize("m", [1, 64, 300])
 def test_the_library_over_a_weight_stored_as_its_transpose(m: int):
     check(linear(m, 1536, 2048, tail="residual"), "aten_transposed", 1)

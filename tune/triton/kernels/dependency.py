@@ -1,12 +1,25 @@
 """Programmatic dependent launch: a kernel starts while its predecessor drains, and waits itself before it reads.
 
-Every kernel launched this way waits first thing, so whatever the predecessor did, its memory is complete and visible.
-Hopper and later. Inline instructions, so behind a constexpr that is off in Triton's interpreter.
+Every kernel launched this way waits before it reads or writes memory, so whatever the predecessor did is complete and
+visible. What it may do before is ask the second-level cache for weights: they are no kernel's result, and where they
+were one the cache would still be right. So memory stays busy between two kernels. Hopper and later. Inline
+instructions, so behind constexprs that are off in Triton's interpreter.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
+
+_PREFETCH: tl.constexpr = tl.constexpr("""
+{
+    .reg .pred p;
+    .reg .u32 thread;
+    mov.u32 thread, %tid.x;
+    setp.lt.u32 p, thread, $3;
+    @p cp.async.bulk.prefetch.L2.global [$1], $2;
+    mov.u32 $0, 0;
+}
+""")
 
 
 @triton.jit
@@ -15,3 +28,43 @@ def wait_for_predecessor(PDL: tl.constexpr):
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
+
+
+@triton.jit
+def ask(pointers, COUNT: tl.constexpr, BYTES: tl.constexpr):
+    """Ask the second-level cache for BYTES from each of COUNT addresses, all multiples of 16; waits for nothing."""
+    sizes = tl.full((COUNT,), BYTES, tl.int32)
+    counts = tl.full((COUNT,), COUNT, tl.int32)
+    tl.inline_asm_elementwise(
+        _PREFETCH, "=r,l,r,r", [pointers.to(tl.int64), sizes, counts], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def prefetch_weights(
+    w,
+    column,
+    first,
+    STRIDE_N: tl.constexpr,
+    STRIDE_K: tl.constexpr,
+    N: tl.constexpr,
+    HALVES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Ask for the first AHEAD elements of k, from `first` on, of the BLOCK_N columns from `column` on, of each half."""
+    element: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
+    if STRIDE_K == 1:
+        columns = column + tl.arange(0, BLOCK_N)
+        if N % BLOCK_N != 0:
+            columns = columns % N
+        begin = w + columns.to(tl.int64) * STRIDE_N + first
+        ask(begin, BLOCK_N, AHEAD * element)
+        if HALVES == 2:
+            ask(begin + N * STRIDE_N, BLOCK_N, AHEAD * element)
+    else:
+        ks = first + tl.arange(0, AHEAD)
+        begin = w + ks.to(tl.int64) * STRIDE_K + column
+        ask(begin, AHEAD, BLOCK_N * element)
+        if HALVES == 2:
+            ask(begin + N, AHEAD, BLOCK_N * element)

@@ -9,7 +9,7 @@ Descriptors are made on the device, in the kernel's global scratch memory, so th
 import triton
 import triton.language as tl
 
-from tune_model.tune.triton.kernels.dependency import wait_for_predecessor
+from tune_model.tune.triton.kernels.dependency import prefetch_weights, wait_for_predecessor
 
 
 @triton.jit
@@ -174,6 +174,7 @@ def descriptor_matmul(
     STORE: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
+    AHEAD: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
     """Compute x [m_size, K] times w [N * HALVES, K] transposed; TRANSPOSED says that w is stored [K, N * HALVES].
@@ -204,8 +205,20 @@ def descriptor_matmul(
         STORE: Write the result through a descriptor too.
         PRECISION: Of `tl.dot`.
         PDL: Launched before its predecessor is done.
+        AHEAD: The weights' first so many elements of k are asked for before it is waited for.
         EPILOGUE: Stores a tile, or returns it where STORE does.
     """
+    grid_m = tl.cdiv(m_size, BLOCK_M)
+    grid_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    whole = grid_m * grid_n
+    steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    span: tl.constexpr = ((steps + SPLIT_K - 1) // SPLIT_K) * BLOCK_K
+    if AHEAD > 0:
+        _, pid_n = place_of(tl.program_id(0) % whole, grid_m, grid_n, GROUP_M)
+        stride_n: tl.constexpr = 1 if TRANSPOSED else w_stride
+        stride_k: tl.constexpr = w_stride if TRANSPOSED else 1
+        first = (tl.program_id(0) // whole) * span
+        prefetch_weights(w, pid_n * BLOCK_N, first, stride_n, stride_k, N, HALVES, BLOCK_N, AHEAD)
     wait_for_predecessor(PDL)
     x_tiles = tl.make_tensor_descriptor(x, [m_size, K], [x_stride, 1], [BLOCK_M, BLOCK_K])
     if TRANSPOSED:
@@ -219,11 +232,6 @@ def descriptor_matmul(
     else:
         result_tiles = x_tiles
 
-    grid_m = tl.cdiv(m_size, BLOCK_M)
-    grid_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    whole = grid_m * grid_n
-    steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    span: tl.constexpr = ((steps + SPLIT_K - 1) // SPLIT_K) * BLOCK_K
     if PROGRAMS == 0:
         split = 0
         tile = tl.program_id(0)

@@ -7,7 +7,7 @@ element in float32 and are summed across the block at the end.
 import triton
 import triton.language as tl
 
-from tune_model.tune.triton.kernels.dependency import wait_for_predecessor
+from tune_model.tune.triton.kernels.dependency import prefetch_weights, wait_for_predecessor
 
 
 @triton.jit
@@ -33,13 +33,14 @@ def gemv(
     UNROLL: tl.constexpr,
     EVICTION: tl.constexpr,
     PDL: tl.constexpr,
+    AHEAD: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
     """Compute x [batch, m_size <= BLOCK_M, K] times w [batch, N * HALVES, K] transposed; with two halves, both columns.
 
-    Every operand may lie in memory in any order; WIDE says that offsets inside one need 64 bits.
+    Every operand may lie in memory in any order; WIDE says that offsets inside one need 64 bits. The
+    weights' first AHEAD elements of k are asked for before the predecessor is waited for.
     """
-    wait_for_predecessor(PDL)
     batch = tl.program_id(1)
     x += batch.to(tl.int64) * x_stride_b
     w += batch.to(tl.int64) * w_stride_b
@@ -53,6 +54,9 @@ def gemv(
         w_columns = w_columns.to(tl.int64)
         ks = ks.to(tl.int64)
     far = N * w_stride_n
+    if AHEAD > 0:
+        prefetch_weights(w, tl.program_id(0) * BLOCK_N, 0, w_stride_n, w_stride_k, N, HALVES, BLOCK_N, AHEAD)
+    wait_for_predecessor(PDL)
     if BLOCK_M == 1:
         x_pointers = x + ks[None, :] * x_stride_k
         w_pointers = w + w_columns[:, None] * w_stride_n + ks[None, :] * w_stride_k

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tune_model.tune.triton.kernels.dependency import wait_for_predecessor
+from tune_model.tune.triton.kernels.dependency import prefetch_weights, wait_for_predecessor
 
 
 @triton.jit
@@ -32,6 +32,7 @@ def matmul(
     EVICTION: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
+    AHEAD: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
     """Compute a tile of x [batch, m_size, K] times w [batch, N * HALVES, K] transposed over one of SPLIT_K ranges of K.
@@ -39,9 +40,9 @@ def matmul(
     Every operand may lie in memory in any order; WIDE says that offsets inside one need 64 bits. With two halves each
     program computes the same columns of both. SWAP makes the weights the left operand, so that a
     tile with few rows still fills the tensor cores' wide side. WRAP_ROWS reads rows past the end again from the start
-    (no masks in the loop) where masking would save no traffic.
+    (no masks in the loop) where masking would save no traffic. The weights' first AHEAD elements of k are asked for
+    before the predecessor is waited for.
     """
-    wait_for_predecessor(PDL)
     pid = tl.program_id(0)
     batch = tl.program_id(2)
     x += batch.to(tl.int64) * x_stride_b
@@ -86,6 +87,9 @@ def matmul(
     if SPLIT_K > 1:
         first = tl.program_id(1) * span
         last = tl.minimum(first + span, K)
+    if AHEAD > 0:
+        prefetch_weights(w, pid_n * BLOCK_N, first, w_stride_n, w_stride_k, N, HALVES, BLOCK_N, AHEAD)
+    wait_for_predecessor(PDL)
     for k in tl.range(first, last, BLOCK_K):
         x_step = k
         w_step = k

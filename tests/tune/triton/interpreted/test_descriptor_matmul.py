@@ -20,7 +20,7 @@ TF32 = NumericRules(allow_tf32=True)
 def tile(m: int = 32, n: int = 32, k: int = 32, **changes: object) -> dict[str, object]:
     config = {"block_m": m, "block_n": n, "block_k": k, "group_m": 2, "num_warps": 4, "num_stages": 3, "swap": False}
     mode = {"split_k": 1, "programs": 0, "specialise": False, "subtiles": 1, "store": False}
-    return config | mode | {"layout": "plain", "pdl": False} | changes
+    return config | mode | {"layout": "plain", "pdl": False, "prefetch": False} | changes
 
 
 def check(form: Form, config: dict[str, object], rules: NumericRules = TF32) -> None:

@@ -26,12 +26,13 @@ Values = dict[str, int | bool | str]
 
 def gemv(block_n: int = 2, block_k: int = 64, layout: str = "plain") -> Values:
     values = {"block_n": block_n, "block_k": block_k, "num_warps": 4, "stages": 2, "unroll": 1}
-    return values | {"layout": layout, "pdl": False}
+    return values | {"layout": layout, "pdl": False, "prefetch": False}
 
 
 def tile(m: int, n: int, k: int, *, swap: bool = False, split_k: int | None = None, layout: str = "plain") -> Values:
     config = {"block_m": m, "block_n": n, "block_k": k, "group_m": 2, "num_warps": 4, "num_stages": 2, "swap": swap}
-    return config | {"layout": layout, "pdl": False} | ({} if split_k is None else {"split_k": split_k})
+    config |= {} if split_k is None else {"split_k": split_k}
+    return config | {"layout": layout, "pdl": False, "prefetch": False}
 
 
 @pytest.mark.parametrize("m", [1, 3])

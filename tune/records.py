@@ -1,11 +1,12 @@
 """Every measurement, rejection and outcome, in one SQLite database that all models and all tuners share.
 
 One row per fact, committed before the next measurement starts, so a killed tuner loses at most the candidate in flight.
-A row holds no time of day, path or host name. Rows are never changed; of several for one key the last counts.
+A row holds no time of day, path or host name. Rows are never changed; of several for one key the last counts. Locks are
+the kernel's and end with their owner. A damaged file is set aside and rebuilt from the rows that can still be believed.
 """
 
-import hashlib
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -15,9 +16,23 @@ from typing import Final
 import msgspec
 
 from tune_model.runtime.errors import TuneModelError
-from tune_model.tune.candidate import Candidate, Rejected
+from tune_model.tune.candidate import Rejected
+from tune_model.tune.record import KINDS, Body, Confirmation, Finalist, Outcome, Refusal, Row, Timing
+from tune_model.tune.salvage import row_digest, salvage
+from tune_model.tune.storage import exclusive, network_file_system
 
-__all__ = ["Confirmation", "Finalist", "Outcome", "Records", "RecordsError", "Timing"]
+__all__ = [
+    "Body",
+    "Confirmation",
+    "Finalist",
+    "Outcome",
+    "Records",
+    "RecordsError",
+    "Refusal",
+    "Row",
+    "Timing",
+    "parse_rows",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -43,113 +58,6 @@ class RecordsError(TuneModelError):
     """The records database cannot be opened or written."""
 
 
-class Timing(msgspec.Struct, frozen=True, tag="timing"):
-    """One timing of one candidate in a race.
-
-    Attributes:
-        candidate: What was timed.
-        rung: Of the race's ladder, 0 first; a final and the guard are numbered after the last.
-        stage: `race`, `final` or `guard`.
-        median_us: Per call.
-        low_us: 20th percentile.
-        high_us: 80th percentile.
-        samples: How many rounds.
-        error: Relative Frobenius error against the reference.
-        disturbed: Throttling, contention or drift was seen.
-    """
-
-    candidate: Candidate
-    rung: int
-    stage: str
-    median_us: float
-    low_us: float
-    high_us: float
-    samples: int
-    error: float
-    disturbed: bool = False
-
-
-class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """A candidate that is out."""
-
-    candidate: Candidate
-    rejected: Rejected
-
-
-class Finalist(msgspec.Struct, frozen=True):
-    """A candidate's result in a final.
-
-    Attributes:
-        candidate: The first of a final is the extern.
-        layouts: The kernel's demands on weights, as in `Kernel.layouts`.
-        median_us: In the final.
-        gain: Median of the paired ratios extern / candidate.
-        gain_low: Lower end of their 95 % interval.
-        gain_high: Upper end.
-        complexity: Steps and workspaces of the kernel; of two equally fast ones the simpler wins.
-        unconditional: The kernel states no requirement, so it may be a packed weight's fallback.
-        doubtful: Other processes were in the way throughout the final: it decides nothing.
-    """
-
-    candidate: Candidate
-    layouts: tuple[tuple[str, str], ...]
-    median_us: float
-    gain: float
-    gain_low: float
-    gain_high: float
-    complexity: int
-    unconditional: bool
-    doubtful: bool = False
-
-
-class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
-    """A finished race.
-
-    Attributes:
-        finalists: The extern first, the others fastest first.
-        failed: Why the task could not be measured; empty otherwise.
-    """
-
-    finalists: tuple[Finalist, ...]
-    failed: str = ""
-
-
-class Confirmation(msgspec.Struct, frozen=True, tag="confirmation"):
-    """A winner measured again: beside the extern, in a fresh process, with other inputs (`guard`).
-
-    Attributes:
-        candidate: Which.
-        median_us: Its time; 0 when it was not timed.
-        baseline_us: The extern's in the same rounds.
-        gain: Median of the paired ratios extern / candidate.
-        gain_low: Lower end of their 95 % interval.
-        gain_high: Upper end.
-        failed: Why it cannot be used at all; empty otherwise.
-        doubtful: Other processes were in the way throughout: it confirms nothing.
-    """
-
-    candidate: Candidate
-    median_us: float = 0.0
-    baseline_us: float = 0.0
-    gain: float = 0.0
-    gain_low: float = 0.0
-    gain_high: float = 0.0
-    failed: str = ""
-    doubtful: bool = False
-
-
-Body = Timing | Refusal | Outcome | Confirmation
-_KINDS: Final = {Timing: "timing", Refusal: "refusal", Outcome: "outcome", Confirmation: "confirmation"}
-
-
-class Row(msgspec.Struct, frozen=True):
-    """A record as it is exported, one JSON line each."""
-
-    key: str
-    task: str
-    body: Body
-
-
 class Records:
     """An open database.
 
@@ -172,16 +80,7 @@ class Records:
         except OSError as error:
             msg = f"{path.parent}: cannot hold the records database ({error.strerror}); choose another with --records"
             raise RecordsError(msg) from error
-        try:
-            self.connection = _connect(path)
-        except sqlite3.OperationalError as error:
-            msg = f"{path}: cannot open the records database ({error}); choose another with --records"
-            raise RecordsError(msg) from error
-        except sqlite3.DatabaseError:
-            self.moved_to = _set_aside(path)
-            self.connection = _connect(path)
-            self.rescued = self.merge(_salvage(self.moved_to))
-            logger.warning("records database was damaged; set aside as %s, %d rows kept", self.moved_to, self.rescued)
+        self._open()
 
     def close(self) -> None:
         """Close the database; it can be read again by anyone."""
@@ -190,31 +89,30 @@ class Records:
     def add(self, key: str, task: str, body: Body) -> None:
         """Write one fact and commit it.
 
+        It outlives this process at once; what ends a race is flushed to the disk as well, so a power failure costs the
+        race in flight at most.
+
         Raises:
             RecordsError: The disk is full, or another tuner holds the database for a minute.
         """
-        self.merge([Row(key, task, body)])
+        self._follow()
+        self._write([Row(key, task, body)], flush=isinstance(body, Outcome | Confirmation))
 
     def merge(self, rows: Iterable[Row]) -> int:
         """Add the rows that are not here yet; returns how many were new."""
-        try:
-            with self.connection:
-                return sum(self._insert(row) for row in rows)
-        except sqlite3.Error as error:
-            msg = f"{self.path}: cannot write the records ({error}); free space or choose another with --records"
-            raise RecordsError(msg) from error
+        return self._write(rows, flush=True)
 
     def timing(self, key: str, rung: int) -> Timing | None:
         """Return the latest timing for a measurement key at a rung of the race."""
         found: Timing | None = None
-        for body in self._select("key = ? and kind = 'timing'", key):
+        for body in self._bodies(key, "timing"):
             if isinstance(body, Timing) and body.rung == rung:
                 found = body
         return found
 
     def refusal(self, key: str) -> Rejected | None:
         """Return why a measurement key is out, if it is."""
-        for body in self._select("key = ? and kind = 'refusal'", key):
+        for body in self._bodies(key, "refusal"):
             if isinstance(body, Refusal):
                 return body.rejected
         return None
@@ -222,7 +120,7 @@ class Records:
     def outcome(self, key: str) -> Outcome | None:
         """Return the latest finished race for a race key."""
         found: Outcome | None = None
-        for body in self._select("key = ? and kind = 'outcome'", key):
+        for body in self._bodies(key, "outcome"):
             if isinstance(body, Outcome):
                 found = body
         return found
@@ -230,31 +128,86 @@ class Records:
     def confirmation(self, key: str) -> Confirmation | None:
         """Return the latest confirmation for a confirmation key."""
         found: Confirmation | None = None
-        for body in self._select("key = ? and kind = 'confirmation'", key):
+        for body in self._bodies(key, "confirmation"):
             if isinstance(body, Confirmation):
                 found = body
         return found
 
     def of_keys(self, task: str, keys: frozenset[str]) -> tuple[Body, ...]:
         """Return a task's rows for these measurement keys, in the order they were written."""
-        rows = self.connection.execute("select key, body from records where task = ? order by id", (task,))
-        return tuple(_decode(body) for key, body in rows if key in keys)
+        return tuple(row.body for row in self._rows("where task = ?", task) if row.key in keys)
 
     def export(self) -> Iterator[bytes]:
         """Yield every row as a line of JSON, in the order written."""
-        for key, task, body in self.connection.execute("select key, task, body from records order by id"):
-            yield msgspec.json.encode(Row(key, task, _decode(body)), order="deterministic") + b"\n"
+        for row in self._rows(""):
+            yield msgspec.json.encode(row, order="deterministic") + b"\n"
+
+    def _bodies(self, key: str, kind: str) -> list[Body]:
+        return [row.body for row in self._rows("where key = ? and kind = ?", key, kind)]
+
+    def _rows(self, where: str, *values: str) -> Iterator[Row]:
+        """Yield rows whose hash is right; one that was changed on the disk is as good as none."""
+        statement = f"select key, task, body, digest from records {where} order by id"  # noqa: S608 (constant texts)
+        try:
+            for key, task, body, digest in self.connection.execute(statement, values):
+                if digest == row_digest(key, task, body):
+                    yield Row(key, task, msgspec.json.decode(body, type=Body))
+                else:
+                    logger.warning("%s: a row for %s is damaged and left out", self.path, key)
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            msg = f"{self.path}: the records cannot be read ({error}); run again to have them set aside and rebuilt"
+            raise RecordsError(msg) from error
+
+    def _write(self, rows: Iterable[Row], *, flush: bool) -> int:
+        try:
+            self.connection.execute(f"pragma synchronous = {'full' if flush else 'normal'}")
+            with self.connection:
+                return sum(self._insert(row) for row in rows)
+        except sqlite3.Error as error:
+            msg = f"{self.path}: cannot write the records ({error}); free space or choose another with --records"
+            raise RecordsError(msg) from error
 
     def _insert(self, row: Row) -> int:
         body = msgspec.json.encode(row.body, order="deterministic").decode()
-        kind = _KINDS[type(row.body)]
-        digest = hashlib.sha256(f"{row.key} {row.task} {body}".encode()).hexdigest()
+        kind = KINDS[type(row.body)]
+        digest = row_digest(row.key, row.task, body)
         statement = "insert or ignore into records (key, kind, task, body, digest) values (?, ?, ?, ?, ?)"
         return self.connection.execute(statement, (row.key, kind, row.task, body, digest)).rowcount
 
-    def _select(self, where: str, *values: str) -> list[Body]:
-        rows = self.connection.execute(f"select body from records where {where} order by id", values)  # noqa: S608 (constant texts)
-        return [_decode(body) for (body,) in rows]
+    def _open(self) -> None:
+        """Connect; a damaged file is set aside first, by one of the tuners that find it, and what it holds kept."""
+        try:
+            self.connection = _connect(self.path)
+        except _DamagedError:
+            try:
+                with exclusive(self.path.with_name(f"{self.path.name}.lock")):
+                    self._repair()
+            except OSError as error:
+                msg = f"{self.path}: is damaged and cannot be set aside ({error.strerror}); choose other --records"
+                raise RecordsError(msg) from error
+        facts = self.path.stat()
+        self._file = (facts.st_dev, facts.st_ino)
+
+    def _repair(self) -> None:
+        try:
+            self.connection = _connect(self.path)  # another tuner was faster
+        except _DamagedError as error:
+            self.moved_to = _set_aside(self.path)
+            self.connection = _connect(self.path)
+            self.rescued = self.merge(_salvaged(self.moved_to))
+            logger.warning(
+                "%s was damaged (%s): set aside as %s, %d rows kept", self.path, error, self.moved_to, self.rescued
+            )
+
+    def _follow(self) -> None:
+        """Go on in the file that is at the path now: another tuner may have set the old one aside, or it is gone."""
+        try:
+            facts = self.path.stat()
+        except OSError:
+            facts = None
+        if facts is None or (facts.st_dev, facts.st_ino) != self._file:
+            self.connection.close()
+            self._open()
 
 
 def parse_rows(lines: Iterable[bytes]) -> Iterator[Row]:
@@ -271,27 +224,46 @@ def parse_rows(lines: Iterable[bytes]) -> Iterator[Row]:
             raise RecordsError(msg) from error
 
 
-def _decode(body: str) -> Body:
-    return msgspec.json.decode(body, type=Body)
+class _DamagedError(Exception):
+    """The file is there and may be read and written, but it is no sound database."""
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open, retrying while another process switches the new file to write-ahead logging (no busy handler runs then)."""
+    """Open, retrying while another process switches the new file to write-ahead logging (no busy handler runs then).
+
+    Raises:
+        RecordsError: The place cannot be used.
+        _DamagedError: What is there is no database, or a damaged one.
+    """
     deadline = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
         try:
-            return _open(path)
+            return _set_up(path)
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+            if "locked" in str(error) and time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            if _is_about_content(error, path):
+                raise _DamagedError(str(error)) from error
+            msg = f"{path}: cannot open the records database ({error}); choose another with --records"
+            raise RecordsError(msg) from error
+        except sqlite3.DatabaseError as error:
+            raise _DamagedError(str(error)) from error
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _is_about_content(error: sqlite3.OperationalError, path: Path) -> bool:
+    """Tell a header that asks for what no version of SQLite has from a place that cannot be used."""
+    signs = ("unsupported file format", "readonly database", "no such", "has no column", "Could not decode")
+    return any(sign in str(error) for sign in signs) and path.is_file() and os.access(path, os.R_OK | os.W_OK)
+
+
+def _set_up(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S)
+    # What is no UTF-8 any more fails its hash, and so is left out.
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
     try:
-        connection.execute("pragma journal_mode = wal")
-        connection.execute("pragma synchronous = normal")
+        # The write-ahead log needs memory that all who use it share; over a network only the old journal is safe.
+        connection.execute(f"pragma journal_mode = {'delete' if network_file_system(path) else 'wal'}")
         (version,) = connection.execute("pragma user_version").fetchone()
         if version > SCHEMA_VERSION:
             msg = f"{path}: has schema {version}, expected at most {SCHEMA_VERSION}: update, or give other --records"
@@ -301,6 +273,7 @@ def _open(path: Path) -> sqlite3.Connection:
         with connection:
             connection.executescript(_TABLES)
             connection.execute(f"pragma user_version = {SCHEMA_VERSION}")
+        connection.execute("select key, kind, task, body, digest from records limit 1").fetchone()
     except BaseException:
         connection.close()
         raise
@@ -319,22 +292,10 @@ def _set_aside(path: Path) -> Path:
     return moved
 
 
-def _salvage(path: Path) -> Iterator[Row]:
+def _salvaged(path: Path) -> Iterator[Row]:
     """Read what can be read of a damaged database."""
-    try:
-        connection = sqlite3.connect(path)
-    except sqlite3.Error:
-        return
-    try:
-        (last,) = connection.execute("select max(id) from records").fetchone()
-    except sqlite3.Error:
-        connection.close()
-        return
-    for number in range(1, (last or 0) + 1):
+    for found in salvage(path):
         try:
-            found = connection.execute("select key, task, body from records where id = ?", (number,)).fetchone()
-            if found is not None:
-                yield Row(found[0], found[1], _decode(found[2]))
-        except (sqlite3.Error, msgspec.MsgspecError, TypeError):
+            yield Row(found.key, found.task, msgspec.json.decode(found.body, type=Body))
+        except msgspec.MsgspecError:  # written by a version that knew other kinds
             continue
-    connection.close()

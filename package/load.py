@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tune_model.package.fingerprints import Comparison, Compatibility, CudaToRun, compatibility
+from tune_model.package.parts import OtherMachineError, part_for_device
 from tune_model.package.read import Artifact, open_artifact
 from tune_model.package.system import choose_device, probe_system
 from tune_model.runtime.errors import TuneModelError
@@ -32,18 +33,6 @@ __all__ = [
     "load",
     "start",
 ]
-
-
-class OtherMachineError(TuneModelError):
-    """The artifact's kernels cannot run on this machine.
-
-    Attributes:
-        comparisons: Everything that was compared, matching or not.
-    """
-
-    def __init__(self, message: str, comparisons: tuple[Comparison, ...]) -> None:
-        self.comparisons = comparisons
-        super().__init__(message)
 
 
 class WeightsNeededError(TuneModelError):
@@ -69,7 +58,7 @@ def load(
     """Load a tuned model.
 
     Args:
-        path: An artifact, a folder or a file.
+        path: An artifact, a folder or a file; of a bundle, the part for the device.
         weights: A module, a state dict, or a safetensors file or a folder of them, by the names of the checkpoint the
             model was tuned for; not needed when the artifact has them inside.
         device: Where to run; by default the first device of the kind it was tuned for.
@@ -86,7 +75,7 @@ def load(
         WeightsNeededError: It holds no weights and none were given.
         WeightError: The weights given do not fit.
     """
-    return start(open_artifact(path), weights, device, strict=strict, graphs=graphs)
+    return start(open_artifact(path, part_for_device(device)), weights, device, strict=strict, graphs=graphs)
 
 
 def start(
@@ -96,8 +85,12 @@ def start(
     *,
     strict: bool = False,
     graphs: bool = True,
+    share: bool = False,
 ) -> "TunedModel":
-    """Make a model of an artifact that is open; arguments, result and errors as `load`'s."""
+    """Make a model of an artifact that is open; arguments, result and errors as `load`'s.
+
+    With `share`, the module that weights come from gets views of them for parameters.
+    """
     from tune_model.runtime.tuned import ModelParts, TunedModel
 
     wanted = "cuda" if isinstance(artifact.manifest.must_match_to_run, CudaToRun) else "cpu"
@@ -113,7 +106,7 @@ def start(
     grids = {phase.name: phase.grid for phase in artifact.manifest.request.phases}
     programs = tuple(artifact.programs.values())
     parts = ModelParts(programs, artifact.constants(), artifact.replay, artifact.code, grids)
-    return TunedModel(parts, source, chosen, strict=strict, graphs=graphs)
+    return TunedModel(parts, source, chosen, strict=strict, graphs=graphs, share=share)
 
 
 def check_machine(artifact: Artifact, device: "torch.device") -> Compatibility:

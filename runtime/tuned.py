@@ -235,7 +235,7 @@ class TunedModel:
         Raises:
             InputError: The model does not generate, or not so many rows at once.
         """
-        phases = self._phases()
+        phases = self.language()
         made = Scheduler(phases, rows or self._rows_at_most())
         made.prompt_tokens = prompt_tokens or made.buckets.chunk
         return made
@@ -264,7 +264,7 @@ class TunedModel:
         Raises:
             InputError: The model does not generate, or a prompt does not fit.
         """
-        self._phases()
+        self.language()
         self.check_weights()
         return self._generate(prompts, each_row(len(prompts), max_new_tokens, eos, sampling))
 
@@ -272,12 +272,12 @@ class TunedModel:
         rows = max(min(len(prompts), self._rows_at_most()), 1)
         # A caller may hold one generation open while it starts another, so a busy cache is never waited for.
         if not self._own_lock.acquire(blocking=False):
-            yield from generate_tokens(Scheduler(self._phases(), rows), prompts, generations)
+            yield from generate_tokens(Scheduler(self.language(), rows), prompts, generations)
             return
         try:
             if self._own is None or self._own.cache.rows < rows:
                 self._own = None  # frees the smaller cache first
-                self._own = Scheduler(self._phases(), rows)
+                self._own = Scheduler(self.language(), rows)
             yield from generate_tokens(self._own, prompts, generations)
         finally:
             self._own_lock.release()
@@ -349,10 +349,15 @@ class TunedModel:
         return self._coverage
 
     def _rows_at_most(self) -> int:
-        symbols = self._phases().decode.program.symbols
+        symbols = self.language().decode.program.symbols
         return next((s.maximum for s in symbols if s.name == "batch"), 1)
 
-    def _phases(self) -> Phases:
+    def language(self) -> Phases:
+        """Return what generation needs of the model, for those that drive it themselves.
+
+        Raises:
+            InputError: It does not generate.
+        """
         if self._language is None:
             raise InputError(f"the model has programs {list(self.programs)}; generation needs prefill and decode")
         return self._language

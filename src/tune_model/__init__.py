@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tune_model.package import load as load
+    from tune_model.package.attach import attach as attach
     from tune_model.runtime.generation.sampling import Sampling as Sampling
 
 __version__ = "0.1.0"
 
-_PUBLIC = {"Sampling": "tune_model.runtime.generation.sampling", "load": "tune_model.package"}
+_PUBLIC = {
+    "Sampling": "tune_model.runtime.generation.sampling",
+    "attach": "tune_model.package.attach",
+    "load": "tune_model.package",
+}
 
-__all__ = ["Sampling", "__version__", "load"]
+__all__ = ["Sampling", "__version__", "attach", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -81,7 +81,7 @@ def test_prompts_of_five_lengths(case: Case):
 @pytest.mark.parametrize("rows", [2, 3])
 def test_rows_join_and_leave_in_padded_parts(case: Case, rows: int):
     """Fewer rows than prompts, different lengths of answers, prompts in parts of 16, everything padded as on CUDA."""
-    scheduler = Scheduler(case.model._phases(), rows, exact=False)
+    scheduler = Scheduler(case.model.language(), rows, exact=False)
     scheduler.prompt_tokens = 1
     counts = (72, 20, 64, 7, 70)
     asked = [scheduler.submit(p, Generation(n)) for p, n in zip(case.prompts, counts, strict=True)]

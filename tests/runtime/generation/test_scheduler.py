@@ -25,7 +25,7 @@ def model() -> TunedModel:
 
 def padded(model: TunedModel, rows: int) -> Scheduler:
     """As on CUDA: rows and lengths rounded up."""
-    return Scheduler(model._phases(), rows, exact=False)
+    return Scheduler(model.language(), rows, exact=False)
 
 
 def drain(scheduler: Scheduler) -> None:
@@ -42,7 +42,7 @@ def prompts(seed: int, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("prompt_tokens", [None, 1, 8])
 def test_rows_that_join_and_leave_get_what_each_would_alone(model: TunedModel, exact: bool, prompt_tokens: int | None):
     """Twelve requests of different lengths over five rows, submitted while others run, in padded parts of 4 and 8."""
-    scheduler = Scheduler(model._phases(), 5, exact=exact)
+    scheduler = Scheduler(model.language(), 5, exact=exact)
     scheduler.prompt_tokens = prompt_tokens
     draw = random.Random(3)  # noqa: S311 - test data
     open_: list[tuple[list[int], int]] = [(p, draw.randint(1, 6)) for p in prompts(4, 12)]

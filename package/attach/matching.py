@@ -1,0 +1,65 @@
+"""Whether a call of a module's own `forward` is one that a tuned program answers, and the answer in its form."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Unmatched", "check_settings", "output_class", "same", "watched_by_autograd"]
+
+
+class Unmatched(Exception):  # noqa: N818 - a reason, not a failure
+    """The tuned programs do not answer this call: the original runs, and the reason is counted."""
+
+
+# Arguments of transformers' `forward` that change nothing when they have one of these values.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "cache_position": (),  # repeats what the cache and the inputs say
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "return_dict": (None, True, False),
+    "use_cache": (None, True, False),
+}
+
+
+def check_settings(settings: Mapping[str, object]) -> None:
+    """Check the arguments that no program takes.
+
+    Raises:
+        Unmatched: One of them asks for something else.
+    """
+    for name, value in settings.items():
+        neutral = _NEUTRAL.get(name, (None,))
+        if neutral and not any(value is n for n in neutral):
+            raise Unmatched(f"{name} is given")
+
+
+def watched_by_autograd(module: nn.Module, tensors: Sequence[Tensor]) -> bool:
+    """Tell whether the caller may want to differentiate."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(t.requires_grad for t in tensors) or any(p.requires_grad for p in module.parameters())
+
+
+def same(tensor: Tensor, expected: Tensor) -> bool:
+    """Compare values, with broadcasting; waits for the device."""
+    return bool((tensor == expected).all())
+
+
+def output_class(module: nn.Module, fields: Sequence[str]) -> Any:
+    """Return the class that a transformers model's `forward` answers with.
+
+    The one its annotation names, else the general one.
+    """
+    from transformers.utils import ModelOutput
+
+    try:
+        annotation = get_type_hints(type(module).forward).get("return")
+    except (NameError, TypeError):  # names that exist for type checkers alone
+        annotation = None
+    for candidate in (annotation, *get_args(annotation)):
+        is_output = isinstance(candidate, type) and issubclass(candidate, ModelOutput)
+        if is_output and set(fields) <= set(candidate.__dataclass_fields__):
+            return candidate
+    return ModelOutput

@@ -1,0 +1,115 @@
+"""Encoders and plain modules before and after `attach`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import small_models
+import torch
+from torch import nn
+
+import tune_model
+from tune_model.extract.request import FactorySource, Phase, Request
+from tune_model.package.verification.original import build_original
+
+BERT = small_models.forward({"model_type": "bert", **small_models.SIZES}, batch=(1, 2), sequence=(8, 16))
+MIXED = Request(
+    FactorySource("small_models:make_mixed"),
+    "float32",
+    "forward",
+    (Phase("forward", {"rows": (2, 4)}),),
+    inputs=small_models.inputs(x=("rows", 8)),
+)
+
+
+def original(request: Request) -> nn.Module:
+    return build_original(request, None, torch.device("cpu")).requires_grad_()
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def bert(write: Any) -> tuple[nn.Module, Any]:
+    model = original(BERT)
+    return model, tune_model.attach(model, write("bert", BERT))
+
+
+def tokens(rows: int, length: int) -> dict[str, torch.Tensor]:
+    mask = torch.ones(rows, length, dtype=torch.int64)
+    mask[-1, length // 2 :] = 0
+    return {"input_ids": torch.randint(3, 128, (rows, length)), "attention_mask": mask}
+
+
+def test_an_encoder_answers_with_its_own_class(bert: tuple[nn.Module, Any]):
+    model, attached = bert
+    given = tokens(2, 11)
+    expected = original(BERT)(**given)
+    for out in (
+        model(**given),
+        model(given["input_ids"], given["attention_mask"]),
+        model(**given, token_type_ids=torch.zeros(2, 11, dtype=torch.int64)),
+    ):
+        assert type(out) is type(expected)
+        torch.testing.assert_close(out.last_hidden_state, expected.last_hidden_state, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(out.pooler_output, expected.pooler_output, atol=2e-5, rtol=2e-5)
+    pair = model(**given, return_dict=False)
+    torch.testing.assert_close(pair[0], expected[0], atol=2e-5, rtol=2e-5)
+    assert (attached.answered, attached.unmatched()) == (4, {})
+
+
+def test_a_mask_that_is_left_out_lets_everything_through(bert: tuple[nn.Module, Any]):
+    ids = tokens(1, 8)["input_ids"]
+    torch.testing.assert_close(bert[0](ids)[0], original(BERT)(ids)[0], atol=2e-5, rtol=2e-5)
+    assert bert[1].answered == 1
+
+
+def test_other_calls_of_an_encoder_run_the_original(bert: tuple[nn.Module, Any]):
+    model, attached = bert
+    given = tokens(1, 8)
+    reference = original(BERT)
+    for extra in (
+        {"token_type_ids": torch.ones(1, 8, dtype=torch.int64)},
+        {"position_ids": torch.arange(8)[None] + 1},
+        {"output_attentions": True},
+    ):
+        torch.testing.assert_close(model(**given, **extra)[0], reference(**given, **extra)[0])
+    with torch.enable_grad():
+        assert model(**given)[0].requires_grad
+    with pytest.raises(TypeError):
+        model(**given, nonsense=1, attention_mask=None)
+    reasons = set(attached.unmatched())
+    assert {
+        "token_type_ids are not all 0",
+        "position_ids is given",
+        "output_attentions is given",
+        "gradients are enabled",
+    } <= reasons
+    assert attached.answered == 0
+
+
+def test_sizes_out_of_range_run_the_original(bert: tuple[nn.Module, Any]):
+    model, attached = bert
+    given = tokens(1, 8)
+    given["input_ids"] = given["input_ids"].int()
+    assert model(**given)[0].shape == (1, 8, 64)
+    (reason,) = attached.unmatched()
+    assert "expected int64" in reason
+
+
+def test_a_module_of_any_kind(write: Any):
+    model = original(MIXED)
+    attached = tune_model.attach(model, write("mixed", MIXED))
+    x = torch.randn(3, 8)
+    expected = original(MIXED)(x)
+    for out in (model(x), model(x=x)):
+        assert out.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(out[name], value)
+    assert attached.answered == 2
+    attached.detach()
+    assert model(x).keys() == expected.keys()
+    assert attached.answered == 2

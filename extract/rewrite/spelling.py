@@ -346,7 +346,17 @@ class _Speller:
         if given.get("dtype") is not None:
             changes["self"] = Ref(self.cast(self.source, self.type(self.result).dtype))
             changes["dtype"] = None
-        self.respell(self.step.op, **changes)
+        if self.name in {"var", "std"}:
+            self._variance({**given, **changes})
+        else:
+            self.respell(self.step.op, **changes)
+
+    def _variance(self, given: dict[str, Arg]) -> None:
+        """The overload that says its correction; 1 is the default."""
+        correction = given.get("correction", None if given.get("unbiased", True) else 0)
+        kept: dict[str, Arg] = {name: given[name] for name in ("self", "dim", "keepdim") if name in given}
+        kept["correction"] = None if correction == 1 else correction
+        self.graph.change(self.index, schema.call(f"aten.{self.name}.correction", kept, self.step.results))
 
     def all_elements(self) -> None:
         """`sum.default`, `mean.default`: over a list of all dims."""

@@ -6,14 +6,15 @@ does not hold as many elements as its argument gives that away.
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from tune_model.extract.import_graph import NamedInput
 from tune_model.extract.request import Phase
 from tune_model.extract.trace import GridError
 from tune_model.runtime.expression import ExpressionError, evaluate
 from tune_model.runtime.program import Call, Program, Ref, TensorType
 
-__all__ = ["check_grid"]
+__all__ = ["check_grid", "check_names"]
 
 
 def check_grid(program: Program, phase: Phase, model: str) -> None:
@@ -42,6 +43,26 @@ def check_grid(program: Program, phase: Phase, model: str) -> None:
                     f"{model}, {phase.name}: it does not run at {sizes}: {list(before.shape)} is viewed as"
                     f" {list(after.shape)}. Choose sizes that it can divide"
                 )
+
+
+def check_names(inputs: Iterable[NamedInput], phases: Iterable[Phase], model: str) -> None:
+    """Refuse values for a size that no input has: a misspelt one would be tuned at one size and go unnoticed.
+
+    Args:
+        inputs: Of the model, before any size is fixed.
+        phases: With their grids.
+        model: For the message.
+
+    Raises:
+        GridError: A grid has such a name.
+    """
+    known = list(dict.fromkeys(d for i in inputs for d in i.dims if isinstance(d, str)))
+    for phase in phases:
+        for name in sorted(phase.grid.keys() - set(known)):
+            sizes = ", ".join(known) or "none: all are fixed"
+            raise GridError(
+                f"{model}, {phase.name}: the grid has values for {name}; the sizes of its inputs are {sizes}"
+            )
 
 
 def _views(program: Program) -> Iterator[tuple[TensorType, TensorType]]:

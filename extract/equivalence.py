@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from tune_model.extract.build import build_factory, build_real, load_config, make_fake
 from tune_model.extract.request import ExportedSource, FactorySource, Phase, Request, TransformersSource
 from tune_model.extract.shrink import small_configs
-from tune_model.extract.trace import SourceError, Trace, TraceError
+from tune_model.extract.trace import GridError, SourceError, Trace, TraceError
 from tune_model.extract.trace_exported import ExportedModule, load_exported, trace_exported
 from tune_model.extract.trace_module import call_by_name, module_inputs, trace_built
 from tune_model.extract.trace_transformers import forward_settings, trace_config
@@ -110,8 +110,8 @@ def _trace_small(request: Request, config: Any) -> tuple[Trace, ...]:
         traces = trace_config(msgspec.structs.replace(small, inputs=()), source, config)
         if {i.name for i in traces[0].program.inputs} == {i.name for i in request.inputs}:
             return traces
-    except SourceError:
-        pass  # its own inputs cannot be derived
+    except (SourceError, GridError):
+        pass  # its own inputs cannot be derived, or have sizes of other names
     try:
         return trace_config(small, source, config)
     except TraceError:

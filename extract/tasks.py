@@ -9,18 +9,14 @@ from tune_model.extract.cost import flops, size_bytes
 from tune_model.extract.labels import label
 from tune_model.extract.request import Phase, Request
 from tune_model.extract.task import NumericRules, PlannedTask, Site, Task, task_key
-from tune_model.runtime.errors import TuneModelError
+from tune_model.extract.trace import GridError
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.program import Apply, Program, Symbol, bind_form
 
-__all__ = ["GridError", "collect", "grid_points"]
+__all__ = ["collect", "grid_points"]
 
 BYTES_PER_FLOP = 1 / 200
 """How a flop weighs against a byte when tasks are ordered: H200's 4.2 TB/s and 800 TFLOP/s, rounded."""
-
-
-class GridError(TuneModelError):
-    """The workload's grid does not fit a program's symbols."""
 
 
 class _Place(NamedTuple):

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from tune_model.extract.check_grid import check_grid
+from tune_model.extract.check_grid import check_grid, check_names
 from tune_model.extract.import_graph import Interface, NamedInput
 from tune_model.extract.outputs import named_values
 from tune_model.extract.request import ExportedSource, ModelInput, Request
@@ -39,6 +39,7 @@ def trace_exported(request: Request) -> tuple[Trace, ...]:
         raise TraceError("causal-lm needs a transformers model, whose attention can be recognised; use task: forward")
     exported = load_exported(source.path)
     inputs = _inputs(exported, request.inputs, source.path)
+    check_names(inputs, request.phases, source.path)
     traces = []
     for phase in request.phases:
 

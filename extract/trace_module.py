@@ -5,7 +5,7 @@ import inspect
 import torch
 
 from tune_model.extract.build import Built, build_factory, make_fake, torch_dtype
-from tune_model.extract.check_grid import check_grid
+from tune_model.extract.check_grid import check_grid, check_names
 from tune_model.extract.import_graph import NamedInput
 from tune_model.extract.outputs import named_outputs
 from tune_model.extract.request import FactorySource, Request
@@ -29,6 +29,7 @@ def trace_module(request: Request) -> tuple[Trace, ...]:
     if not isinstance(source, FactorySource):
         raise TypeError(f"trace_module got a {type(source).__name__}")
     inputs = module_inputs(request)
+    check_names((i.named for i in inputs), request.phases, f"the module of {source.factory}")
     notes: tuple[str, ...] = ()
     try:
         module = build_factory(source, request.dtype)

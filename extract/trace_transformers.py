@@ -14,7 +14,7 @@ from tune_model.extract.attention_step import (
 )
 from tune_model.extract.build import Built, build_transformers, load_config, make_fake, torch_dtype
 from tune_model.extract.cache_steps import add_cache
-from tune_model.extract.check_grid import check_grid
+from tune_model.extract.check_grid import check_grid, check_names
 from tune_model.extract.checkpoint_names import checkpoint_names
 from tune_model.extract.import_graph import NamedInput
 from tune_model.extract.one_token import at_one_token
@@ -208,6 +208,7 @@ def _trace_with_attention(
 ) -> tuple[Trace, ...]:
     model = build_transformers(source, config, request.task, request.dtype, attention)
     inputs = _inputs(request, model, config)
+    check_names((i.named for i in inputs), request.phases, f"the {config.model_type} model")
     run = _run_forward(model)
     saved = checkpoint_names(model, source.folder)
     built = make_fake(model)

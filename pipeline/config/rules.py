@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from tune_model.pipeline.config.document import Path
-from tune_model.pipeline.config.schema import Config, ForwardPhase, TransformersModel
+from tune_model.pipeline.config.schema import Config, ForwardPhase, TorchModel, TransformersModel
 from tune_model.pipeline.config.wording import Violation, list_words
 
 __all__ = ["budget_seconds", "forward_grid", "violations"]
@@ -137,8 +137,9 @@ def _inputs(config: Config) -> Iterator[Violation]:
             )
         return
     if not inputs:
-        yield Violation(("model", "inputs"), "a list of the model's inputs, each with name and shape")
-        return
+        if isinstance(config.model, TorchModel):
+            yield Violation(("model", "inputs"), "a list of the model's inputs, each with name and shape")
+        return  # extract derives those of known kinds of models, and reads a saved program's
     names = [item.name for item in inputs]
     phase = config.workload.forward or ForwardPhase()
     known = forward_grid(phase)

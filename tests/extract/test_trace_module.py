@@ -4,7 +4,7 @@ import torch
 from small_models import inputs
 
 from tune_model.extract.request import FactorySource, Phase, Request
-from tune_model.extract.trace import SourceError, TraceError
+from tune_model.extract.trace import GridError, SourceError, TraceError
 from tune_model.extract.trace_module import trace_module
 from tune_model.runtime.executor import Executor
 from tune_model.runtime.replay import Replay
@@ -120,7 +120,21 @@ def test_sizes_that_the_model_can_divide_are_enough():
         (request("make_branching", 4), TraceError, "cannot be traced"),
         (msgspec.structs.replace(request("make_recurrent", 4), inputs=()), SourceError, "list them under inputs"),
         (msgspec.structs.replace(request("make_recurrent", 4), task="causal-lm"), TraceError, "transformers model"),
-        (msgspec.structs.replace(request("make_recurrent", 4), inputs=inputs(y=(3,), z=(4,))), TraceError, "cannot be"),
+        (
+            msgspec.structs.replace(request("make_recurrent", 4), inputs=inputs(y=("rows",), z=(4,))),
+            TraceError,
+            "cannot be",
+        ),
+        (
+            msgspec.structs.replace(request("make_recurrent", 4), inputs=inputs(x=("row", 8))),
+            GridError,
+            "the grid has values for rows; the sizes of its inputs are row",
+        ),
+        (
+            msgspec.structs.replace(request("make_recurrent", 4), inputs=inputs(x=(4, 8))),
+            GridError,
+            "the grid has values for rows; the sizes of its inputs are none: all are fixed",
+        ),
     ],
 )
 def test_modules_that_cannot_be_traced_are_refused(request_, error, says):

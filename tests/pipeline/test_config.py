@@ -202,3 +202,10 @@ def test_the_schema_describes_every_field():
         assert definition["description"], name
         for field, body in definition["properties"].items():
             assert field == "source" or "description" in body or "$ref" in json.dumps(body), f"{name}.{field}"
+
+
+@pytest.mark.parametrize("model", ["{source: pt2, path: a.pt2}", "{source: transformers, config: {model_type: vit}}"])
+def test_inputs_that_the_model_knows_need_not_be_listed(tmp_path, model):
+    """A saved program has its own, and those of many transformers models are derived; both used to be refused."""
+    text = f"name: x\nmodel: {model}\ntask: forward\nworkload: {{forward: {{batch: [1]}}}}\n"
+    assert load(tmp_path, text).config.model.inputs == ()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tune_model.package.format.archive import ARCHIVE_START
-from tune_model.package.format.members import FOLDERS, MANIFEST, limit_of
+from tune_model.package.format.members import BUNDLE, FOLDERS, MANIFEST, stored_limit_of
 from tune_model.runtime.errors import TuneModelError
 
 __all__ = ["ArtifactFormat", "OutputError", "check_output", "choose_format", "staged", "try_writing"]
@@ -124,7 +124,8 @@ def _check_folder(place: Path, mode: int) -> None:
     if not stat.S_ISDIR(mode):
         raise OutputError(f"{place}: is not a folder; expected one or nothing; {_ELSEWHERE}")
     names = {entry.name for entry in place.iterdir()}
-    if names and not (MANIFEST in names and all(limit_of(name) or name in FOLDERS for name in names)):
+    listed = MANIFEST in names or BUNDLE in names
+    if names and not (listed and all(stored_limit_of(name) or name in FOLDERS for name in names)):
         raise OutputError(f"{place}: is a folder of other things; expected an artifact or nothing; {_ELSEWHERE}")
 
 

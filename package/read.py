@@ -10,7 +10,7 @@ import hashlib
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from tune_model.package.contents import code_kinds
 from tune_model.package.format.archive import read_archive
+from tune_model.package.format.bundle import read_bundle
 from tune_model.package.format.consistency import check_constants, check_program, check_replay
 from tune_model.package.format.manifest import Manifest, decode_manifest
 from tune_model.package.format.members import (
+    BUNDLE,
     CONFIG,
     CONSTANTS,
     FOLDERS,
@@ -33,6 +35,7 @@ from tune_model.package.format.members import (
     kernel_member,
     limit_of,
     program_name,
+    stored_limit_of,
 )
 from tune_model.package.format.records import Record, read_records
 from tune_model.package.format.tensors import Listed, list_tensors, read_tensors
@@ -43,7 +46,7 @@ from tune_model.runtime.replay import Replay
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Artifact", "open_artifact"]
+__all__ = ["Artifact", "ChoosePart", "open_artifact", "open_parts"]
 
 _LINK_ERRORS: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO})
 MAP_FROM: Final = 1 << 20
@@ -97,8 +100,34 @@ class Artifact:
         return str(self.files[REPORT], "utf-8") if REPORT in self.files else None
 
 
-def open_artifact(path: str | os.PathLike[str]) -> Artifact:
+ChoosePart = Callable[[tuple[Artifact, ...]], Artifact]
+"""Takes one of a bundle's parts."""
+
+
+def open_artifact(path: str | os.PathLike[str], part: ChoosePart | None = None) -> Artifact:
     """Open and check an artifact, a folder or a file.
+
+    Args:
+        path: An artifact, or a bundle of several.
+        part: Takes one of a bundle's parts; by default the one for this machine.
+
+    Raises:
+        ArtifactError: It is damaged, foreign or of another version.
+        OtherMachineError: It is a bundle without a part for this machine.
+        OSError: It does not exist or cannot be read.
+    """
+    parts = open_parts(path)
+    if part is not None:
+        return part(parts)
+    if len(parts) == 1:
+        return parts[0]
+    from tune_model.package.parts import native_part
+
+    return native_part(parts)
+
+
+def open_parts(path: str | os.PathLike[str]) -> tuple[Artifact, ...]:
+    """Open and check every part of a bundle; an artifact is its own only part.
 
     Raises:
         ArtifactError: It is damaged, foreign or of another version.
@@ -106,6 +135,8 @@ def open_artifact(path: str | os.PathLike[str]) -> Artifact:
     """
     place = Path(path)
     files = _read_folder(place) if place.is_dir() else _read_file(place)
+    if BUNDLE in files:
+        return tuple(_assemble(place, manifest, found) for manifest, found in read_bundle(files, str(place)))
     if MANIFEST not in files:
         expected = f"one with {MANIFEST}, as tune-model writes"
         raise ArtifactError(str(place), "the list of files", expected, f"without {MANIFEST}")
@@ -113,7 +144,7 @@ def open_artifact(path: str | os.PathLike[str]) -> Artifact:
     _check_limit(files[MANIFEST], MANIFEST, place)
     manifest = decode_manifest(bytes(files[MANIFEST]), manifest_file)
     _check_files(files, manifest, place)
-    return _assemble(place, manifest, files)
+    return (_assemble(place, manifest, files),)
 
 
 def _display(place: Path, member: str) -> str:
@@ -240,7 +271,7 @@ def _open_inside(folder: int, name: str, member: str, place: Path, flags: int) -
 
 
 def _read_member(folder: int, name: str, member: str, place: Path) -> memoryview:
-    if limit_of(member) is None:
+    if stored_limit_of(member) is None:
         raise ArtifactError(_display(place, member), "the name", "one that an artifact's files have", "another")
     descriptor = _open_inside(folder, name, member, place, 0)
     try:

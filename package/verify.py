@@ -14,6 +14,7 @@ import msgspec
 from tune_model.package.fingerprints import CudaToRun, compatibility
 from tune_model.package.format.wire import ArtifactError
 from tune_model.package.load import check_operators, start
+from tune_model.package.parts import OtherMachineError, part_for_device
 from tune_model.package.read import Artifact, open_artifact
 from tune_model.package.system import choose_device, probe_system
 from tune_model.package.verification.check import Check, Outcome
@@ -50,7 +51,7 @@ def verify(
     """Verify an artifact.
 
     Args:
-        path: A folder or a file.
+        path: A folder or a file; of a bundle, the part for the device.
         request: Says where the original model is; by default it is built from the configuration that the artifact's
             manifest holds, which has no folder and so no weights.
         weights: What to compare with; by default those inside the artifact, then those in the request's folder, then
@@ -80,9 +81,12 @@ def _checks(
     device: "str | torch.device | None",
 ) -> Iterator[Check]:
     try:
-        artifact = open_artifact(path)
+        artifact = open_artifact(path, part_for_device(device))
     except ArtifactError as error:
         yield Check(f"files: {error.file}: {error.field}", "failed", error.found, error.expected)
+        return
+    except OtherMachineError as error:
+        yield Check("to run: part", "failed", str(error), "a part for this machine")
         return
     yield Check("files", "passed", f"{len(artifact.files)} files as the manifest says", "sizes and SHA-256 as listed")
     wanted = "cuda" if isinstance(artifact.manifest.must_match_to_run, CudaToRun) else "cpu"

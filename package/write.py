@@ -6,10 +6,9 @@ bytes: members in one order, JSON in one spelling, no times of day.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, Protocol
 
 import tune_model
 from tune_model.package.contents import (
@@ -22,7 +21,6 @@ from tune_model.package.contents import (
     weight_sources,
 )
 from tune_model.package.fingerprints import to_run, to_stay_optimal
-from tune_model.package.format.archive import ArchiveWriter
 from tune_model.package.format.manifest import SCHEMA, FileFacts, Manifest, encode_manifest, seal
 from tune_model.package.format.members import (
     CONFIG,
@@ -41,10 +39,9 @@ from tune_model.package.format.tensors import tensor_chunks, tensors_size
 from tune_model.package.format.wire import encode
 from tune_model.package.output import ArtifactFormat, choose_format, staged
 from tune_model.package.read import open_artifact
+from tune_model.package.sink import Chunks, Sink, open_sink
 
 __all__ = ["write_artifact"]
-
-Chunks = Iterable[bytes | memoryview]
 
 
 def write_artifact(
@@ -69,8 +66,8 @@ def write_artifact(
     contents = replace(contents, request=portable_request(contents.request))
     members = _members(contents)
     with staged(place, format_) as partial:
-        write = _write_file if format_ == "file" else _write_folder
-        write(partial, contents, members)
+        with open_sink(partial, format_) as sink:
+            _write_members(contents, members, sink)
         open_artifact(partial)
     return place
 
@@ -132,11 +129,7 @@ def _manifest(contents: ArtifactContents, files: dict[str, FileFacts]) -> Manife
     )
 
 
-class _Sink(Protocol):
-    def __call__(self, name: str, size_bytes: int, chunks: Chunks) -> None: ...
-
-
-def _write_members(contents: ArtifactContents, members: dict[str, _Member], sink: _Sink) -> None:
+def _write_members(contents: ArtifactContents, members: dict[str, _Member], sink: Sink) -> None:
     """Write all members, then the manifest, which holds their hashes."""
     files: dict[str, FileFacts] = {}
     for name, member in members.items():
@@ -151,33 +144,3 @@ def _hashed(chunks: Chunks, update: Callable[[bytes | memoryview], None]) -> Ite
     for chunk in chunks:
         update(chunk)
         yield chunk
-
-
-def _write_file(partial: Path, contents: ArtifactContents, members: dict[str, _Member]) -> None:
-    with partial.open("xb") as stream:
-        archive = ArchiveWriter(stream)
-        _write_members(contents, members, archive.add)
-        archive.finish()
-        _settle(stream)
-
-
-def _write_folder(partial: Path, contents: ArtifactContents, members: dict[str, _Member]) -> None:
-    partial.mkdir()
-
-    def sink(name: str, size_bytes: int, chunks: Chunks) -> None:
-        target = partial / name
-        target.parent.mkdir(exist_ok=True)
-        with target.open("xb") as stream:
-            for chunk in chunks:
-                stream.write(chunk)
-            _settle(stream)
-        if target.stat().st_size != size_bytes:
-            raise ValueError(f"{name} announced {size_bytes} bytes and gave {target.stat().st_size}")
-
-    _write_members(contents, members, sink)
-
-
-def _settle(stream: BinaryIO) -> None:
-    """Have the data on disk before the name is: a crash after the rename must not show an empty artifact."""
-    stream.flush()
-    os.fsync(stream.fileno())

@@ -1,13 +1,26 @@
 """Options that several commands share, so that they read and behave alike."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tune_model.pipeline.config import Override, parse_override
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["artifact_argument", "config_argument", "effort_option", "set_option", "weights_option", "with_effort"]
+if TYPE_CHECKING:
+    from tune_model.package.read import ChoosePart
+
+__all__ = [
+    "artifact_argument",
+    "artifact_path",
+    "config_argument",
+    "effort_option",
+    "part_option",
+    "set_option",
+    "weights_option",
+    "with_effort",
+]
 
 config_argument = click.argument("config_path", metavar="CONFIG.yaml")
 set_option = click.option(
@@ -25,7 +38,8 @@ effort_option = click.option(
 )
 
 
-def _artifact_path(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+def artifact_path(_ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Check that something is where an argument says an artifact is; what it is, opening it tells."""
     if not Path(value).exists():
         raise click.BadParameter(f"{value} does not exist; expected an artifact that tune-model wrote")
     return value
@@ -46,7 +60,20 @@ def _weights_path(_ctx: click.Context, _parameter: click.Parameter, value: str |
     return str(folder)
 
 
-artifact_argument = click.argument("artifact_path", metavar="ARTIFACT", callback=_artifact_path)
+def _part(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> "ChoosePart | None":
+    from tune_model.package.parts import named_part
+
+    return None if value is None else named_part(value)
+
+
+artifact_argument = click.argument("artifact_path", metavar="ARTIFACT", callback=artifact_path)
+part_option = click.option(
+    "--part",
+    metavar="NAME",
+    default=None,
+    callback=_part,
+    help="Of a bundle: cpu, cuda, sm_90, part of a machine's name or of a digest; by default this machine's.",
+)
 weights_option = click.option(
     "--weights",
     "weights_path",

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable
 from typing import BinaryIO, Final, NamedTuple
 
-from tune_model.package.format.members import MEMBERS_AT_MOST, limit_of
+from tune_model.package.format.members import MEMBERS_AT_MOST, stored_limit_of
 from tune_model.package.format.wire import ArtifactError
 
 __all__ = ["ALIGNMENT", "ARCHIVE_START", "ArchiveWriter", "Stored", "read_archive"]
@@ -200,7 +200,7 @@ def _read_entry(buffer: memoryview, at: int, file: str) -> tuple[Stored, int]:
     at += _ENTRY.size
     raw = bytes(buffer[at : at + name_length])
     name = raw.decode("ascii", "replace")
-    if limit_of(name) is None:
+    if stored_limit_of(name) is None:
         raise ArtifactError(file, "the zip directory", "with names of an artifact's files", f"listing {name!r}")
     at += name_length
     extra = buffer[at : at + extra_length]

@@ -8,6 +8,7 @@ import re
 from typing import Final, NamedTuple
 
 __all__ = [
+    "BUNDLE",
     "CONFIG",
     "CONSTANTS",
     "FOLDERS",
@@ -18,10 +19,14 @@ __all__ = [
     "REPORT",
     "REQUIRED",
     "WEIGHTS",
+    "blob_member",
+    "bundle_limit_of",
     "kernel_member",
     "limit_of",
+    "part_member",
     "program_member",
     "program_name",
+    "stored_limit_of",
 ]
 
 MANIFEST: Final = "manifest.json"
@@ -31,8 +36,9 @@ WEIGHTS: Final = "weights.safetensors"
 RECORDS: Final = "records.jsonl.gz"
 CONFIG: Final = "config.yaml"
 REPORT: Final = "report.html"
+BUNDLE: Final = "bundle.json"
 
-FOLDERS: Final = frozenset({"programs", "kernels"})
+FOLDERS: Final = frozenset({"programs", "kernels", "parts", "blobs"})
 REQUIRED: Final = frozenset({MANIFEST, REPLAY, CONSTANTS, RECORDS, CONFIG})
 MEMBERS_AT_MOST: Final = 8192
 
@@ -59,6 +65,15 @@ _RULES: Final = tuple(
     )
 )
 
+_BUNDLE_RULES: Final = tuple(
+    _Rule(re.compile(pattern, re.ASCII), size)
+    for pattern, size in (
+        (r"bundle\.json", 1 * MIB),
+        (r"parts/[0-9a-f]{64}\.json", 4 * MIB),
+        (r"blobs/[0-9a-f]{64}", 1 << 44),
+    )
+)
+
 
 def limit_of(member: str) -> int | None:
     """Return the largest size a member may have, in bytes; `None` if an artifact has no such member.
@@ -66,6 +81,30 @@ def limit_of(member: str) -> int | None:
     The names accepted have no leading slash, no backslash and no part that is `..`, so none lies outside the artifact.
     """
     return next((rule.size_bytes_at_most for rule in _RULES if rule.pattern.fullmatch(member)), None)
+
+
+def bundle_limit_of(member: str) -> int | None:
+    """Return the largest size a bundle's member may have, in bytes; `None` if a bundle has no such member.
+
+    What a blob is, and so how large it may be, its part's manifest says.
+    """
+    return next((rule.size_bytes_at_most for rule in _BUNDLE_RULES if rule.pattern.fullmatch(member)), None)
+
+
+def stored_limit_of(member: str) -> int | None:
+    """Return the largest size of a member of whatever is stored, an artifact or a bundle; `None` if neither has it."""
+    limit = limit_of(member)
+    return bundle_limit_of(member) if limit is None else limit
+
+
+def part_member(digest: str) -> str:
+    """Return where a part's manifest is stored in a bundle."""
+    return f"parts/{digest}.json"
+
+
+def blob_member(sha256: str) -> str:
+    """Return where a file of a bundle's parts is stored."""
+    return f"blobs/{sha256}"
 
 
 def program_member(name: str) -> str:

@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tune_model.pipeline.options import artifact_path, part_option
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tune_model.package.diff import ArtifactDiff, TaskDiff
+    from tune_model.package.read import ChoosePart
 
 __all__ = ["command"]
 
@@ -40,14 +43,17 @@ def _limit(_ctx: click.Context, _parameter: click.Parameter, value: str | None) 
 
 
 @click.command("diff", help=HELP)
-@click.argument("old_path", metavar="OLD")
-@click.argument("new_path", metavar="NEW")
+@click.argument("old_path", metavar="OLD", callback=artifact_path)
+@click.argument("new_path", metavar="NEW", callback=artifact_path)
+@part_option
 @click.option(
     "--fail-if-slower", "limit", metavar="PERCENT", default=None, callback=_limit, help="Exit 5 if it is: 3%."
 )
 @click.option("--all", "show_all", is_flag=True, help="List every task, not only those that changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
-def command(old_path: str, new_path: str, limit: float | None, show_all: bool, as_json: bool) -> int:
+def command(
+    old_path: str, new_path: str, part: "ChoosePart | None", limit: float | None, show_all: bool, as_json: bool
+) -> int:
     """Open both, compare, print."""
     import msgspec
 
@@ -55,7 +61,7 @@ def command(old_path: str, new_path: str, limit: float | None, show_all: bool, a
     from tune_model.package.read import open_artifact
     from tune_model.pipeline.console import console
 
-    diff = diff_artifacts(open_artifact(old_path), open_artifact(new_path))
+    diff = diff_artifacts(open_artifact(old_path, part), open_artifact(new_path, part))
     slower = () if limit is None else slower_than(diff, limit)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(diff)).decode())

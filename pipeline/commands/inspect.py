@@ -1,44 +1,70 @@
 """`tune-model inspect ARTIFACT`: what is inside, without running any of it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from tune_model.pipeline.options import artifact_argument
+from tune_model.pipeline.options import artifact_argument, part_option
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tune_model.package.inspect import ArtifactFacts
+    from tune_model.package.read import ChoosePart
 
 __all__ = ["command"]
 
 HELP = """Show what is inside ARTIFACT: programs, winners and their measured times, kernels, memory, target.
 
-Reads and checks the files; loads no kernel, needs no GPU and no weights.
+Reads and checks the files; loads no kernel, needs no GPU and no weights. Of a bundle it lists the parts.
 
 \b
   tune-model inspect llama-3-8b.tuned
   tune-model inspect llama-3-8b.tuned --json | jq '.tasks[0]'
+  tune-model inspect llama-3-8b.both.tuned --part sm_90
 """
 
 
 @click.command("inspect", help=HELP)
 @artifact_argument
-@click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON.")
-def command(artifact_path: str, as_json: bool) -> None:
+@part_option
+@click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON; of a bundle, a list with each part's.")
+def command(artifact_path: str, part: "ChoosePart | None", as_json: bool) -> None:
     """Open, describe, print."""
     import msgspec
 
     from tune_model.package.inspect import describe
-    from tune_model.package.read import open_artifact
+    from tune_model.package.read import open_parts
     from tune_model.pipeline.console import console
 
-    facts = describe(open_artifact(artifact_path))
+    parts = open_parts(artifact_path)
+    if part is not None:
+        parts = (part(parts),)
+    facts = [describe(found) for found in parts]
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(facts)).decode())
+        shown = facts if len(facts) > 1 else facts[0]
+        click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
+    elif len(facts) > 1:
+        print_parts(artifact_path, facts, console())
     else:
-        print_facts(facts, console())
+        print_facts(facts[0], console())
+
+
+def print_parts(path: str, parts: Sequence["ArtifactFacts"], out: "Console") -> None:
+    """List a bundle's parts, in the order in which they are preferred."""
+    from rich.table import Table
+
+    from tune_model.pipeline.console import size_text
+
+    out.print(f"{path}: a bundle of {len(parts)} parts of {parts[0].name}; look into one with --part", markup=False)
+    table = Table()
+    for name in ("tuned on", "digest", "tasks", "kernels", "size"):
+        table.add_column(name, justify="right" if name in {"tasks", "kernels", "size"} else "left")
+    for facts in parts:
+        counts = str(len(facts.tasks)), str(len(facts.kernels))
+        table.add_row(facts.target, facts.digest[:12], *counts, size_text(facts.size_bytes))
+    out.print(table)
 
 
 def print_facts(facts: "ArtifactFacts", out: "Console") -> None:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tune_model.pipeline.options import artifact_argument
+from tune_model.pipeline.options import artifact_argument, part_option
 
 if TYPE_CHECKING:
+    from tune_model.package.read import ChoosePart
     from tune_model.pipeline.report.facts import ReportFacts, StepTime
 
 __all__ = ["command"]
@@ -32,6 +33,7 @@ _FORMATS = ("html", "md", "json")
 
 @click.command("report", help=HELP)
 @artifact_argument
+@part_option
 @click.option("-o", "--output", metavar="FILE", default=None, help="Where to write; - for standard output.")
 @click.option(
     "--format", "format_", type=click.Choice(_FORMATS), default=None, help="HTML page (the default), Markdown or JSON."
@@ -39,14 +41,16 @@ _FORMATS = ("html", "md", "json")
 @click.option(
     "--bench", "bench_path", metavar="FILE", default=None, help="Add measured steps: what `bench --save` wrote."
 )
-def command(artifact_path: str, output: str | None, format_: str | None, bench_path: str | None) -> None:
+def command(
+    artifact_path: str, part: "ChoosePart | None", output: str | None, format_: str | None, bench_path: str | None
+) -> None:
     """Open, gather, render, write."""
     from tune_model.package.read import open_artifact
     from tune_model.pipeline.report.gather import gather
     from tune_model.pipeline.report.source import from_artifact
 
     format_ = format_ or _format_of(output)
-    artifact = open_artifact(artifact_path)
+    artifact = open_artifact(artifact_path, part)
     steps = None if bench_path is None else read_steps(Path(bench_path))
     text = render(gather(from_artifact(artifact), steps=steps), format_)
     place = output or f"{artifact.manifest.name}.report.{format_}"

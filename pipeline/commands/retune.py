@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tune_model.pipeline.options import artifact_argument, effort_option
+from tune_model.pipeline.options import artifact_argument, effort_option, part_option
 
 if TYPE_CHECKING:
     from tune_model.package.contents import ArtifactContents
-    from tune_model.package.read import Artifact
+    from tune_model.package.read import Artifact, ChoosePart
     from tune_model.pipeline.config import Config
     from tune_model.tune.choice import Tuning
 
@@ -33,6 +33,7 @@ Exits as `tune` does: 0 when done, 3 when some tasks failed or the budget ended 
 
 @click.command("retune", help=HELP)
 @artifact_argument
+@part_option
 @click.option("-o", "--output", metavar="PATH", default=None, help="The artifact; NAME.retuned.tuned by default.")
 @click.option(
     "--target",
@@ -48,6 +49,7 @@ Exits as `tune` does: 0 when done, 3 when some tasks failed or the budget ended 
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line instead of progress.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     artifact_path: str,
+    part: "ChoosePart | None",
     output: str | None,
     target: str,
     effort: str | None,
@@ -68,7 +70,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     from tune_model.tune.probe import probe_target
     from tune_model.tune.tuner import tune
 
-    artifact = open_artifact(artifact_path)
+    artifact = open_artifact(artifact_path, part)
     place = output or f"{artifact.manifest.name}.retuned.tuned"
     check_output(place)
     store = Path(store_path) if store_path else read_environment().cache_dir

@@ -7,7 +7,7 @@ import pytest
 
 from tune_model.extract import request, task
 from tune_model.package import fingerprints
-from tune_model.package.format import manifest, members, records, wire
+from tune_model.package.format import bundle, manifest, members, records, wire
 from tune_model.runtime import expression, kernel, program, replay
 from tune_model.tune import candidate, choice, target
 
@@ -32,6 +32,7 @@ STORED = sorted(
             task,
             fingerprints,
             manifest,
+            bundle,
             records,
             kernel,
             program,
@@ -64,10 +65,14 @@ def test_every_field_is_named(page: str, struct: type[msgspec.Struct]):
 def test_every_file_is_named(page: str):
     for name in (*members.REQUIRED, members.WEIGHTS, members.REPORT, "programs/<phase>.json", "kernels/<sha256>.cubin"):
         assert name in page
+    for name in (members.BUNDLE, "parts/<digest>.json", "blobs/<sha256>"):
+        assert name in page
 
 
 def test_limits_and_versions_are_the_codes(page: str):
     assert f"schema version {manifest.SCHEMA}" in page
+    assert f"bundle format, {bundle.BUNDLE_SCHEMA}" in page
+    assert f"At most {bundle.PARTS_AT_MOST}\nparts" in page
     assert f"`launch_abi` ({fingerprints.LAUNCH_ABI})" in page
     assert f"At most {members.MEMBERS_AT_MOST} files" in page
     assert f"nested {wire.DEPTH_AT_MOST} deep" in page

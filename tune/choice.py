@@ -10,6 +10,7 @@ import msgspec
 from tune_model.extract.task import Plan
 from tune_model.runtime.kernel import Kernel
 from tune_model.tune.candidate import Candidate, Rejected
+from tune_model.tune.record import Trail
 from tune_model.tune.target import Target
 
 __all__ = ["Choice", "Measurement", "Tuning"]
@@ -57,6 +58,7 @@ class Choice(msgspec.Struct, frozen=True):
             elsewhere); `disturbed` (extern stays: other processes kept the machine too busy to decide);
             `unconfirmed` (extern stays: the run ended before the winner was measured again); `not searched` (budget);
             or `failed: ...`.
+        trails: Footprints of every coordinate descent, by family.
     """
 
     task: str
@@ -69,6 +71,7 @@ class Choice(msgspec.Struct, frozen=True):
     measurements: tuple[Measurement, ...]
     rejections: tuple[tuple[Candidate, Rejected], ...]
     status: str
+    trails: tuple[Trail, ...] = ()
 
 
 class Tuning(msgspec.Struct, frozen=True):

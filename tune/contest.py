@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from tune_model.extract.task import PlannedTask
 from tune_model.tune.builds import Builds
 from tune_model.tune.candidate import Built, Candidate, Config, Effort, Family, Rejected
-from tune_model.tune.descent import descend, neighbours
+from tune_model.tune.descent import Rules, descend, neighbours
 from tune_model.tune.device import Bench, Samples
 from tune_model.tune.events import CandidateDone
 from tune_model.tune.identity import measurement_key, race_key
 from tune_model.tune.interval import paired_ratio, percentile
 from tune_model.tune.policy import Policy
 from tune_model.tune.race import RaceRules, race
+from tune_model.tune.record import Trail
 from tune_model.tune.records import Body, Finalist, Outcome, Refusal, Timing
 from tune_model.tune.workshop import InterruptedRaceError, Workshop
 
@@ -32,8 +33,15 @@ _GUARD_RUNG = 200
 _REPEATS = 3
 """Of a final that other processes disturb; one that merely drifts is repeated once."""
 
-_WORTH_DESCENDING = {"builds ahead": 48, "builds first": 12}
+_WORTH_DESCENDING = {"builds ahead": 16, "builds first": 12}
 """Up to so many configurations are all timed: on a GPU the pool builds ahead, while a descent waits for each step."""
+
+_DESCENT = {
+    Effort.QUICK: Rules(),
+    Effort.BALANCED: Rules(restarts=1),
+    Effort.THOROUGH: Rules(diagonals=True, restarts=3),
+}
+"""Where builds wait for each other a descent is run once, whatever the effort."""
 
 
 class Contest:
@@ -93,7 +101,8 @@ class Contest:
 
     def rows(self) -> tuple[Body, ...]:
         """Return everything the records say about this contest's candidates."""
-        keys = frozenset(self.key_of(candidate) for candidate in self.candidates)
+        trails = (Candidate(name) for name in self.spaces if self._descends(name))
+        keys = frozenset(self.key_of(candidate) for candidate in (*self.candidates, *trails))
         return self.shop.records.of_keys(self.planned.key, keys)
 
     def prefetch(self) -> None:
@@ -276,7 +285,15 @@ class Contest:
             if not self.shop.overlap:
                 self.builds.settle()
 
-        return descend(self._start(name), self.spaces[name], lambda c: self.time(Candidate(name, c), 0), announce)
+        def time(config: Config) -> float | None:
+            return self.time(Candidate(name, config), 0)
+
+        rules = _DESCENT[self.shop.options.effort] if self.shop.overlap else Rules()
+        found, footprints = descend(self._start(name), self.spaces[name], time, announce, rules)
+        if not self.shop.out_of_time:
+            trail = Trail(Candidate(name), footprints)
+            self.shop.records.add(self.key_of(trail.candidate), self.planned.key, trail)
+        return found
 
     def _layouts_of(self, candidate: Candidate) -> tuple[tuple[str, str], ...]:
         built = self.builds.obtain(candidate)

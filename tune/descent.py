@@ -1,29 +1,83 @@
 """Coordinate descent over one family's configurations: from a start, one parameter one notch at a time. Pure.
 
 The notches of a parameter are the values it takes anywhere in the family's list, in order. Only configurations in the
-list are legal. Whole neighbourhoods are announced before they are timed, so that they can be built together.
+list are legal. Whole neighbourhoods are announced before they are timed, so that they can be built together. Every
+footprint is kept: where it stood, what was tried around it, where it went.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from tune_model.tune.candidate import Config
 
-__all__ = ["descend", "neighbours"]
+__all__ = ["Descent", "Footprint", "Rules", "Tried", "descend", "diagonals", "neighbours"]
+
+_FAR = 3
+"""A descent that starts again begins at least so many notches from everything that was timed."""
+
+
+class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A configuration that a footprint asked about, and its time; `None` when it is out."""
+
+    config: Config
+    time_us: float | None = None
+
+
+class Footprint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One step of a descent.
+
+    Attributes:
+        descent: 0 for the first, then one more for each restart.
+        at: Where it stood; without a time when that configuration is out.
+        around: How far it looked: one parameter, or two at once.
+        tried: What was asked for the first time here, in order.
+        to: Where it went; `None` when nothing around was faster.
+    """
+
+    descent: int
+    at: Tried
+    around: Literal["neighbours", "diagonals"]
+    tried: tuple[Tried, ...]
+    to: Config | None = None
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """How a descent is run.
+
+    Attributes:
+        threshold: A move must gain at least this share, or noise would keep it walking.
+        diagonals: Where no parameter alone gains, try all pairs before stopping.
+        restarts: How often to begin again, far from everything that was timed.
+    """
+
+    threshold: float = 0.01
+    diagonals: bool = False
+    restarts: int = 0
+
+
+class Descent(NamedTuple):
+    """What a descent found.
+
+    Attributes:
+        found: Every configuration that has a time, fastest first.
+        footprints: In order.
+    """
+
+    found: list[Config]
+    footprints: tuple[Footprint, ...]
 
 
 def neighbours(config: Config, space: Sequence[Config]) -> list[Config]:
     """Return the legal configurations that differ in one parameter by one notch, in the space's order."""
-    legal = set(space)
-    notches = _notches(space)
-    found: set[Config] = set()
-    for place, (name, value) in enumerate(config):
-        values = notches[name]
-        at = values.index(value)
-        for other in values[max(at - 1, 0) : at] + values[at + 1 : at + 2]:
-            moved = (*config[:place], (name, other), *config[place + 1 :])
-            if moved in legal:
-                found.add(moved)
-    return [c for c in space if c in found]
+    return _Space(space).around(config, 1)
+
+
+def diagonals(config: Config, space: Sequence[Config]) -> list[Config]:
+    """Return the legal configurations that differ in two parameters by one notch each, in the space's order."""
+    return _Space(space).around(config, 2)
 
 
 def descend(
@@ -31,60 +85,143 @@ def descend(
     space: Sequence[Config],
     time: Callable[[Config], float | None],
     announce: Callable[[Sequence[Config]], None],
-    threshold: float = 0.01,
-) -> list[Config]:
+    rules: Rules | None = None,
+) -> Descent:
     """Climb to a configuration none of whose neighbours is faster.
 
     Args:
         start: Where to begin; in `space`.
-        space: All legal configurations.
+        space: All legal configurations, the likeliest first.
         time: Microseconds of a configuration, `None` when it is out; asked once for each.
         announce: Told which configurations will be asked for next.
-        threshold: A move must gain at least this share, or noise would keep it walking.
-
-    Returns:
-        Every configuration that has a time, fastest first.
+        rules: How.
     """
-    times: dict[Config, float | None] = {}
+    walker = _Walker(_Space(space), time, announce, rules or Rules())
+    here: Config | None = start
+    for number in range((rules or Rules()).restarts + 1):
+        if here is not None:
+            walker.walk(here, number)
+            here = walker.far_from_all()
+    known = {c: t for c, t in walker.times.items() if t is not None}
+    return Descent(sorted(known, key=lambda c: known[c]), tuple(walker.footprints))
 
-    def measure(configs: Sequence[Config]) -> None:
-        new = [c for c in configs if c not in times]
-        announce(new)
+
+class _Space:
+    """Legal configurations and the notches of their parameters: numbers ascending, texts in order of appearance."""
+
+    def __init__(self, configs: Sequence[Config]) -> None:
+        self.configs = configs
+        self.places = {config: place for place, config in enumerate(configs)}
+        found: dict[str, list[int | float | str | bool]] = {}
+        for config in configs:
+            for name, value in config:
+                values = found.setdefault(name, [])
+                if value not in values:
+                    values.append(value)
+        self.notches = {
+            name: values if any(isinstance(v, str) for v in values) else sorted(values, key=float)
+            for name, values in found.items()
+        }
+
+    def _moves(self, config: Config, place: int) -> list[Config]:
+        name, value = config[place]
+        values = self.notches[name]
+        at = values.index(value)
+        others = values[max(at - 1, 0) : at] + values[at + 1 : at + 2]
+        return [(*config[:place], (name, other), *config[place + 1 :]) for other in others]
+
+    def around(self, config: Config, parameters: int) -> list[Config]:
+        """Return the legal configurations that differ in so many parameters by one notch each."""
+        found: set[Config] = set()
+        for places in combinations(range(len(config)), parameters):
+            moved: Iterable[Config] = [config]
+            for place in places:
+                moved = [further for one in moved for further in self._moves(one, place)]
+            found.update(moved)
+        return sorted((c for c in found if c in self.places), key=lambda c: self.places[c])
+
+    def distance(self, a: Config, b: Config) -> int:
+        """Return how many notches lie between two configurations."""
+        steps = 0
+        for (name, here), (_, there) in zip(a, b, strict=True):
+            values = self.notches[name]
+            steps += abs(values.index(here) - values.index(there))
+        return steps
+
+
+class _Walker:
+    """Times and footprints of all descents over one space."""
+
+    def __init__(
+        self,
+        space: _Space,
+        time: Callable[[Config], float | None],
+        announce: Callable[[Sequence[Config]], None],
+        rules: Rules,
+    ) -> None:
+        self.space = space
+        self.rules = rules
+        self.times: dict[Config, float | None] = {}
+        self.footprints: list[Footprint] = []
+        self._time = time
+        self._announce = announce
+
+    def walk(self, start: Config, number: int) -> None:
+        """Descend from a configuration until nothing around is faster."""
+        self._measure([start])
+        here: Config | None = start
+        while here is not None:
+            here = self._step(here, number)
+
+    def far_from_all(self) -> Config | None:
+        """Return the likeliest configuration that is far from everything timed."""
+        timed = list(self.times)
+        return next(
+            (c for c in self.space.configs if all(self.space.distance(c, known) >= _FAR for known in timed)), None
+        )
+
+    def _measure(self, configs: Sequence[Config]) -> tuple[Tried, ...]:
+        new = [c for c in configs if c not in self.times]
+        self._announce(new)
         for config in new:
-            times[config] = time(config)
+            self.times[config] = self._time(config)
+        return tuple(Tried(config, self.times[config]) for config in new)
 
-    measure([start])
-    here = start
-    while True:
-        around = neighbours(here, space)
-        measure(around)
-        timed = {c: t for c in [here, *around] if (t := times[c]) is not None}
-        if not timed:
+    def _step(self, here: Config, number: int) -> Config | None:
+        around = self.space.around(here, 1)
+        tried = self._measure(around)
+        if all(self.times[c] is None for c in (here, *around)):
             # The start and all its neighbours are out: go on from the first of the space that is not.
-            rest = [c for c in space if c not in times]
-            if not rest:
-                break
-            measure(rest[:1])
-            here = rest[0]
-            continue
+            rest = [c for c in self.space.configs if c not in self.times]
+            to = rest[0] if rest else None
+            self._note(number, here, "neighbours", tried, to)
+            if to is not None:
+                self._measure([to])
+            return to
+        to = self._faster(here, around)
+        self._note(number, here, "neighbours", tried, to)
+        if to is None and self.rules.diagonals:
+            around = self.space.around(here, 2)
+            tried = self._measure(around)
+            to = self._faster(here, around)
+            self._note(number, here, "diagonals", tried, to)
+        return to
+
+    def _faster(self, here: Config, around: Sequence[Config]) -> Config | None:
+        """Return the fastest around, if it gains enough."""
+        timed = {c: t for c in around if (t := self.times[c]) is not None}
+        now = self.times[here]
+        if not timed:
+            return None
         best = min(timed, key=lambda c: timed[c])
-        now = times[here]
-        if best == here or (now is not None and timed[best] > now * (1.0 - threshold)):
-            break
-        here = best
-    known = {c: t for c, t in times.items() if t is not None}
-    return sorted(known, key=lambda c: known[c])
+        return best if now is None or timed[best] <= now * (1.0 - self.rules.threshold) else None
 
-
-def _notches(space: Sequence[Config]) -> dict[str, list[int | float | str | bool]]:
-    """Return each parameter's values, numbers ascending, texts in order of appearance."""
-    notches: dict[str, list[int | float | str | bool]] = {}
-    for config in space:
-        for name, value in config:
-            values = notches.setdefault(name, [])
-            if value not in values:
-                values.append(value)
-    return {
-        name: values if any(isinstance(v, str) for v in values) else sorted(values, key=float)
-        for name, values in notches.items()
-    }
+    def _note(
+        self,
+        number: int,
+        here: Config,
+        around: Literal["neighbours", "diagonals"],
+        tried: tuple[Tried, ...],
+        to: Config | None,
+    ) -> None:
+        self.footprints.append(Footprint(number, Tried(here, self.times[here]), around, tried, to))

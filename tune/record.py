@@ -5,8 +5,9 @@ from typing import Final
 import msgspec
 
 from tune_model.tune.candidate import Candidate, Rejected
+from tune_model.tune.descent import Footprint
 
-__all__ = ["KINDS", "Body", "Confirmation", "Finalist", "Outcome", "Refusal", "Row", "Timing"]
+__all__ = ["KINDS", "Body", "Confirmation", "Finalist", "Outcome", "Refusal", "Row", "Timing", "Trail"]
 
 
 class Timing(msgspec.Struct, frozen=True, tag="timing"):
@@ -104,8 +105,26 @@ class Confirmation(msgspec.Struct, frozen=True, tag="confirmation"):
     doubtful: bool = False
 
 
-Body = Timing | Refusal | Outcome | Confirmation
-KINDS: Final = {Timing: "timing", Refusal: "refusal", Outcome: "outcome", Confirmation: "confirmation"}
+class Trail(msgspec.Struct, frozen=True, tag="trail"):
+    """How one family's configurations were climbed.
+
+    Attributes:
+        candidate: The family, without a configuration.
+        footprints: In order.
+    """
+
+    candidate: Candidate
+    footprints: tuple[Footprint, ...]
+
+
+Body = Timing | Refusal | Outcome | Confirmation | Trail
+KINDS: Final = {
+    Timing: "timing",
+    Refusal: "refusal",
+    Outcome: "outcome",
+    Confirmation: "confirmation",
+    Trail: "trail",
+}
 
 
 class Row(msgspec.Struct, frozen=True):

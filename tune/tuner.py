@@ -34,6 +34,7 @@ from tune_model.tune.options import TuneOptions
 from tune_model.tune.policy import policy_for
 from tune_model.tune.probe_cuda import require_gpu
 from tune_model.tune.race import beats, select_winner
+from tune_model.tune.record import Trail
 from tune_model.tune.records import Finalist, Refusal, Timing
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.worker import DeviceWorker, open_workbench
@@ -198,6 +199,7 @@ class _Run:
             measurements=tuple(_measurement(row) for row in rows if isinstance(row, Timing)),
             rejections=tuple(dict.fromkeys(rejections)),
             status=self._status(contest, winner),
+            trails=tuple({row.candidate: row for row in rows if isinstance(row, Trail)}.values()),
         )
 
     def _status(self, contest: Contest, winner: Finalist) -> str:

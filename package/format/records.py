@@ -15,6 +15,7 @@ from tune_model.extract.task import PlannedTask, Skipped
 from tune_model.package.format.wire import ArtifactError, decode, encode
 from tune_model.tune.candidate import Candidate, Rejected
 from tune_model.tune.choice import Choice, Measurement, Tuning
+from tune_model.tune.record import Trail
 
 __all__ = [
     "ChoiceRecord",
@@ -54,6 +55,7 @@ class ChoiceRecord(msgspec.Struct, frozen=True, tag="choice"):
     status: str
     measurements: tuple[Measurement, ...]
     rejections: tuple[tuple[Candidate, Rejected], ...]
+    trails: tuple[Trail, ...] = ()
 
 
 class SkippedRecord(msgspec.Struct, frozen=True, tag="skipped"):
@@ -91,6 +93,7 @@ def _choice_record(choice: Choice) -> ChoiceRecord:
         choice.status,
         choice.measurements,
         choice.rejections,
+        choice.trails,
     )
 
 

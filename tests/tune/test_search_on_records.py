@@ -94,7 +94,7 @@ def test_a_descent_ends_near_the_best_of_its_space(seed: int):
             us = times[config]
             return None if us is None else us * noise.lognormvariate(0.0, 0.005)
 
-        ended = descend(next(iter(times)), list(times), time, lambda _configs: None)
+        ended = descend(next(iter(times)), list(times), time, lambda _configs: None).found
         best = min(us for us in times.values() if us is not None)
         # The three best go on to the race and the final, which tells them apart.
         regrets.append(min(us for c in ended[:3] if (us := times[c]) is not None) / best - 1.0)

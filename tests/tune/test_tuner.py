@@ -204,6 +204,14 @@ def test_a_descent_times_a_part_of_a_large_space(runs: Runs):
     tuning = tune_with(linear_plan(1, form=form), shop)
     assert tuning.choices[0].winner == Candidate("fast", (("n", 0), ("m", 0)))
     assert 10 < tuning.builds < 60
+    (trail,) = tuning.choices[0].trails
+    assert trail.candidate == Candidate("fast")
+    assert [step.to for step in trail.footprints[:-1]] == [step.at.config for step in trail.footprints[1:]]
+    told = {tried.config for step in trail.footprints for tried in (step.at, *step.tried)}
+    timed = {m.candidate.config for m in tuning.choices[0].measurements if m.candidate.family == "fast"}
+    assert told == timed
+    shop = Workshop((ATEN, climbing), TARGET, device(), settings, runs.take)
+    assert tune_with(linear_plan(1, form=form), shop).choices == tuning.choices
 
 
 def test_a_weight_is_laid_out_for_all_its_readers(runs: Runs):

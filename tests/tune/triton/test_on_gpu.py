@@ -1,10 +1,12 @@
 """Every CUDA family's kernels on a real GPU, launched as the runtime launches them, against float64."""
 
+from collections.abc import Callable
 from itertools import islice
 
 import pytest
 import torch
 from attention_forms import causal_form, decode_form, sdpa_form
+from cancelling import cancelling
 from devices import current_cuda_target
 from form_runs import fill, relative_error, run_body
 from product_forms import batched, linear, matrices, product
@@ -23,13 +25,20 @@ from tune_model.tune.target import CpuTarget
 pytestmark = pytest.mark.gpu
 
 
-def check(form: Form, family_name: str, count: int = 3, **chosen: object) -> None:
+def check(
+    form: Form,
+    family_name: str,
+    count: int = 3,
+    make: Callable[[Form], list[torch.Tensor]] = fill,
+    **chosen: object,
+) -> None:
     """Build the first configurations and compare each with the body in float64, and with the body's own error.
 
     Args:
         form: Concrete.
         family_name: Which family.
         count: How many configurations.
+        make: Fills the inputs.
         chosen: Values that configurations must have to count.
     """
     target = current_cuda_target()
@@ -41,7 +50,7 @@ def check(form: Form, family_name: str, count: int = 3, **chosen: object) -> Non
         t.cuda()
         if t.is_contiguous()
         else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda").copy_(t)
-        for t in fill(form)
+        for t in make(form)
     ]
     exact = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])
     baseline = run_body(form, [t.clone() for t in inputs])
@@ -116,6 +125,24 @@ def test_tiles_fetched_through_descriptors(m: int, tail: str, specialise: bool, 
 )
 def test_few_rows_fetched_through_descriptors(m: int, splits: int, specialise: bool):
     check(linear(m, 1536, 4096, tail="residual"), "triton_persistent", 2, split_k=splits, specialise=specialise)
+
+
+@pytest.mark.parametrize("k", [4096, 65536])
+@pytest.mark.parametrize(
+    ("family", "m"),
+    [
+        ("triton_gemv", 1),
+        ("triton_matmul", 16),
+        ("triton_matmul", 256),
+        ("triton_split_k", 16),
+        ("triton_persistent", 16),
+        ("triton_persistent", 256),
+        ("aten_transposed", 256),
+    ],
+)
+def test_long_sums_that_cancel(family: str, m: int, k: int):
+    """Terms are hundreds of times the size of what is left of them; the library's error is the measure."""
+    check(linear(m, 512, k), family, 6, cancelling)
 
 
 @pytest.mark.parametrize("layout", ["plain", "transposed"])

@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812 - what it is called everywher
 
 from tune_model.extract.regions.group import group
 from tune_model.extract.rewrite import rewrite
-from tune_model.extract.rewrite.common import share_common_calls
+from tune_model.extract.rewrite.equal_calls import share_common_calls
 from tune_model.runtime.program import (
     Apply,
     Call,

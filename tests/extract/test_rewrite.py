@@ -7,7 +7,7 @@ from torch import nn
 
 from tune_model.extract.rewrite import rewrite
 from tune_model.extract.rewrite.attention import fold_query_scales, read_attention_operands_in_place
-from tune_model.extract.rewrite.common import share_common_calls
+from tune_model.extract.rewrite.equal_calls import share_common_calls
 from tune_model.extract.rewrite.grouped_query import recognise_grouped_queries
 from tune_model.extract.rewrite.heads import join_heads
 from tune_model.extract.rewrite.linears import merge_linears, spell_linears

@@ -1,0 +1,61 @@
+"""docs/ names every command, every option and every field of a configuration, and README every page."""
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from tune_model.pipeline.commands import COMMANDS
+from tune_model.pipeline.config import json_schema, parse_config
+
+FIELDS = sorted(
+    {(name, field) for name, body in json_schema()["$defs"].items() for field in body["properties"]},
+)
+
+
+def command_of(name: str) -> click.Command:
+    module: Any = importlib.import_module(f"tune_model.pipeline.commands.{name.replace('-', '_')}")
+    return module.command
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_every_command_is_described(repository: Path, name: str):
+    page = (repository / "docs" / "commands" / f"{name}.md").read_text(encoding="utf-8")
+    rows = "\n".join(line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `"))
+    options = {o for p in command_of(name).params if isinstance(p, click.Option) for o in (*p.opts, *p.secondary_opts)}
+    assert set(re.findall(r"(?<!\S)`(--?[a-z][a-z-]*)", rows)) == options
+    assert "Exit codes: " in page or not options
+
+
+def test_there_is_no_page_of_a_command_that_is_gone(repository: Path):
+    assert {page.stem for page in (repository / "docs" / "commands").glob("*.md")} == set(COMMANDS)
+
+
+@pytest.mark.parametrize(("struct", "field"), FIELDS)
+def test_every_field_of_a_configuration_is_described(repository: Path, struct: str, field: str):
+    page = (repository / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert re.search(rf"`{field}`|`{field}:", page), f"{struct}.{field}"
+
+
+def test_the_example_in_the_configuration_page_is_one(repository: Path):
+    page = (repository / "docs" / "configuration.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"\n\n((?:    .*\n)+)", page[page.index("**`source: torch`**") :])[:1]
+    text = "\n".join(line[4:] for line in example.splitlines())
+    assert parse_config(text, "configuration.md").name == yaml.safe_load(text)["name"] == "classifier"
+
+
+def test_commands_shown_in_the_documentation_exist(repository: Path):
+    """In code, `tune-model WORD` names a command or a configuration."""
+    for page in (repository / "README.md", *repository.rglob("docs/**/*.md"), repository / "Makefile"):
+        for word in re.findall(r"(?m)(?:^    |`)tune-model +([a-z][\w.-]*)", page.read_text(encoding="utf-8")):
+            assert word in COMMANDS or word.endswith(".yaml"), f"{page.name}: tune-model {word}"
+
+
+def test_readme_leads_to_every_page(repository: Path):
+    readme = (repository / "README.md").read_text(encoding="utf-8")
+    for page in sorted(path.name for path in (repository / "docs").iterdir()):
+        assert f"docs/{page}" in readme, page

@@ -118,9 +118,10 @@ class PlainReport(Report):
         """Return an event's line; empty for those that have none."""
         match event:
             case TuneStarted():
+                stale = f", {event.stale} stale" if event.stale else ""
                 return (
-                    f"{event.tasks} tasks ({event.replayed} replayed from records), {event.candidates} candidates, "
-                    f"about {event.estimate_s:.0f} s"
+                    f"{event.tasks} tasks ({event.replayed} replayed from records{stale}), "
+                    f"{event.candidates} candidates, about {event.estimate_s:.0f} s"
                 )
             case TaskDone(best_us=0):
                 return f"[{event.index + 1}/{self.tasks}] {self.labels.get(event.task, event.task)}: {event.status}"

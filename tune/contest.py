@@ -16,10 +16,11 @@ from tune_model.tune.candidate import Built, Candidate, Config, Effort, Family, 
 from tune_model.tune.descent import Rules, descend, neighbours
 from tune_model.tune.device import Bench, Samples
 from tune_model.tune.events import CandidateDone
-from tune_model.tune.identity import measurement_key, race_key
+from tune_model.tune.identity import kindred_key, measurement_key, race_key
 from tune_model.tune.interval import paired_ratio, percentile
 from tune_model.tune.policy import Policy
 from tune_model.tune.race import RaceRules, race
+from tune_model.tune.record import Trail
 from tune_model.tune.record import Trail
 from tune_model.tune.records import Body, Finalist, Outcome, Refusal, Timing
 from tune_model.tune.workshop import InterruptedRaceError, Workshop
@@ -32,6 +33,9 @@ _GUARD_RUNG = 200
 
 _REPEATS = 3
 """Of a final that other processes disturb; one that merely drifts is repeated once."""
+
+_PASSING = frozenset({"out of memory", "crash", "timeout"})
+"""Why a task may be impossible to measure today and possible tomorrow: such an outcome is not recorded."""
 
 _WORTH_DESCENDING = {"builds ahead": 16, "builds first": 12}
 """Up to so many configurations are all timed: on a GPU the pool builds ahead, while a descent waits for each step."""
@@ -53,6 +57,7 @@ class Contest:
         candidates: All that compete, the baseline first.
         refused: Families that do not accept the task, and why.
         outcome: As recorded by an earlier run, else `None` until `run`.
+        stale: Without an outcome, that of a machine that differs only in what must match to stay optimal.
         complete: The whole list was raced; not so when the budget ran out meanwhile.
     """
 
@@ -80,7 +85,9 @@ class Contest:
         self.candidates = tuple(dict.fromkeys((self.baseline, *listed)))
         sources = tuple(shop.source(family) for family in accepting)
         self.key = race_key(sources, planned.key, shop.target_key, policy.key, shop.options.effort)
+        self.kindred = kindred_key(sources, planned.key, shop.target, policy.family, shop.options.effort)
         self.outcome = None if shop.options.recheck else shop.records.outcome(self.key)
+        self.stale = self._find_stale()
         self.complete = True
         self.builds = Builds(planned, self.baseline, shop, self._is_known)
         self._errors: dict[Candidate, float] = {}
@@ -92,7 +99,7 @@ class Contest:
     def key_of(self, candidate: Candidate) -> str:
         """Return a candidate's measurement key."""
         source = self.shop.source(self.shop.family(candidate))
-        return measurement_key(source, self.planned.key, candidate, self.shop.target_key, self.policy.key)
+        return measurement_key(source, self.planned.key, candidate, self.shop.target, self.policy.key)
 
     @property
     def seed(self) -> int:
@@ -105,8 +112,28 @@ class Contest:
         keys = frozenset(self.key_of(candidate) for candidate in (*self.candidates, *trails))
         return self.shop.records.of_keys(self.planned.key, keys)
 
+    @property
+    def field(self) -> tuple[Candidate, ...]:
+        """What is going to be raced: all candidates, or of a stale outcome its finalists."""
+        return self.candidates if self.stale is None else (self.baseline, *self._stale_finalists())
+
+    def _find_stale(self) -> Outcome | None:
+        if self.outcome is not None or self.shop.options.recheck:
+            return None
+        found = self.shop.records.outcome(self.kindred)
+        known = frozenset(self.candidates)
+        # Elsewhere the families may offer other configurations: then the old outcome says nothing.
+        is_of_use = found is not None and found.finalists and {f.candidate for f in found.finalists} <= known
+        return found if is_of_use else None
+
+    def _stale_finalists(self) -> list[Candidate]:
+        return [] if self.stale is None else [finalist.candidate for finalist in self.stale.finalists[1:]]
+
     def prefetch(self) -> None:
         """Queue the builds that the race will ask for first."""
+        if self.stale is not None:
+            self.builds.request(self._stale_finalists())
+            return
         for name, configs in self.spaces.items():
             first: Sequence[Config] = configs
             if self._descends(name):
@@ -145,6 +172,9 @@ class Contest:
             return self._times.get(candidate)
         samples = self._measure(candidate, rung)
         if isinstance(samples, Rejected):
+            _mind_abandonment(samples)
+            if candidate == self.baseline:
+                raise _UnmeasurableError(samples)
             self.refuse(candidate, samples)
             return None
         self._write(candidate, samples, rung, "race")
@@ -185,6 +215,7 @@ class Contest:
             raise _UnmeasurableError(baseline)
         opened = self.shop.device.open(Bench(self.planned.task, self.policy, baseline, self.seed))
         if isinstance(opened, Rejected):
+            _mind_abandonment(opened)
             raise _UnmeasurableError(opened)
         self._errors[self.baseline] = opened.error
         self._open = True
@@ -228,30 +259,40 @@ class Contest:
         if self.shop.stop.is_set():
             raise InterruptedRaceError
 
-    def run(self) -> Outcome:
+    def run(self) -> None:
         """Race the candidates and record the outcome.
 
         Raises:
             InterruptedRaceError: The user asked to stop.
         """
         try:
-            outcome = self._run()
+            self.outcome = self._run()
+        except _AbandonedError:
+            self.complete = False
+            self._mind_interruption()
         except _UnmeasurableError as error:
-            outcome = Outcome((), f"{error.rejected.reason}: {error.rejected.detail}")
-            self.shop.records.add(self.key, self.planned.key, outcome)
+            self.outcome = Outcome((), f"{error.rejected.reason}: {error.rejected.detail}")
+            if error.rejected.reason not in _PASSING:
+                self.shop.records.add(self.key, self.planned.key, self.outcome)
         finally:
             self.builds.drop()
             if self._open:
                 self.shop.device.finish()
                 self._open = False
-        self.outcome = outcome
-        return outcome
 
     def _run(self) -> Outcome:
         self.prefetch()
         self._ensure_open()
         if not self.shop.overlap:
             self.builds.settle()
+        if self.stale is not None:
+            outcome = self._final(self._stale_finalists())
+            if len(outcome.finalists) == len(self.stale.finalists):
+                return self._keep(outcome)
+            self.stale = None  # not all of them work here: this machine has to find its own
+            self.prefetch()
+            if not self.shop.overlap:
+                self.builds.settle()
         if self.time(self.baseline, 0) is None:
             refused = self.shop.records.refusal(self.key_of(self.baseline))
             raise _UnmeasurableError(refused or Rejected("launch", "the baseline cannot be timed"))
@@ -266,8 +307,12 @@ class Contest:
         last = race(self.builds.as_ready(rivals), self, rules, self._layouts_of)
         self.complete = not self.shop.out_of_time
         outcome = self._final([c for c in last if c != self.baseline])
-        if self.complete:
-            self.shop.records.add(self.key, self.planned.key, outcome)
+        return self._keep(outcome) if self.complete else outcome
+
+    def _keep(self, outcome: Outcome) -> Outcome:
+        """Record an outcome, also for machines on which it will be stale."""
+        for key in (self.key, self.kindred):
+            self.shop.records.add(key, self.planned.key, outcome)
         return outcome
 
     def _descends(self, name: str) -> bool:
@@ -308,6 +353,8 @@ class Contest:
             entries = self._entries(field)
             results = self.shop.device.compare(tuple(entries), self.policy.final)
             failed = {c: r for (c, _), r in zip(entries, results, strict=True) if isinstance(r, Rejected)}
+            for rejected in failed.values():
+                _mind_abandonment(rejected)
             if self.baseline in failed:
                 raise _UnmeasurableError(failed[self.baseline])
             if failed:
@@ -331,6 +378,7 @@ class Contest:
             built = self.builds.obtain(candidate)
             problem = built if isinstance(built, Rejected) else self._check(candidate, built)
             if problem is not None:
+                _mind_abandonment(problem)
                 self.refuse(candidate, problem)
             elif isinstance(built, Built):
                 entries.append((candidate, built))
@@ -357,6 +405,16 @@ class Contest:
                 )
             )
         return Outcome((finalists[0], *sorted(finalists[1:], key=lambda f: -f.gain)))
+
+
+class _AbandonedError(Exception):
+    """The run has to end now; what is measured is recorded."""
+
+
+def _mind_abandonment(rejected: Rejected) -> None:
+    """Tell a measurement that was given up because the run has to end from a candidate that failed."""
+    if rejected.reason == "abandoned":
+        raise _AbandonedError
 
 
 class _UnmeasurableError(Exception):

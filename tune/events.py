@@ -30,12 +30,15 @@ class TuneStarted(msgspec.Struct, frozen=True, tag="tune started"):
         candidates: Over all tasks.
         replayed: Tasks whose outcome the records already hold.
         estimate_s: Expected seconds for the rest.
+        stale: Tasks among the rest with an outcome from before a driver, a library or the model of the machine changed:
+            only its finalists are timed again.
     """
 
     tasks: int
     candidates: int
     replayed: int
     estimate_s: float
+    stale: int = 0
 
 
 class TaskStarted(msgspec.Struct, frozen=True, tag="task started"):
@@ -45,7 +48,7 @@ class TaskStarted(msgspec.Struct, frozen=True, tag="task started"):
         index: From 0, in the order tuned.
         task: Key.
         label: For people.
-        candidates: How many compete.
+        candidates: How many compete now.
     """
 
     index: int

@@ -2,6 +2,11 @@
 
 No path, host name, user or environment variable reaches a key. Every field of a target is classified here, and a field
 that is not is refused, so that a new one cannot be forgotten silently.
+
+A machine has two fingerprints. What *must match to run* decides which machine code there can be at all. The rest *must
+match to stay optimal*: where that has changed, an old outcome is `stale`, and says which few candidates to time again.
+Times themselves hold as long as everything holds that they depend on: all of the hardware, and of the libraries those
+that the family uses.
 """
 
 import hashlib
@@ -12,7 +17,15 @@ import msgspec
 from tune_model.tune.candidate import Candidate, Effort
 from tune_model.tune.target import Target
 
-__all__ = ["FamilySource", "build_key", "confirmation_key", "measurement_key", "race_key", "target_key"]
+__all__ = [
+    "FamilySource",
+    "build_key",
+    "confirmation_key",
+    "kindred_key",
+    "measurement_key",
+    "race_key",
+    "target_key",
+]
 
 _SHAPES_CODE: Final = {
     "CudaTarget": {"arch", "sm_count", "l2_bytes", "shared_bytes", "registers_per_sm", "torch", "triton"},
@@ -25,6 +38,33 @@ _SHAPES_TIME_ONLY: Final = {
     "CpuTarget": {"name"},
 }
 """Fields that change how fast code runs, or what a library does, but not the code that is built."""
+
+_MUST_MATCH_TO_RUN: Final = {"CudaTarget": {"arch"}, "CpuTarget": {"machine", "isa"}}
+"""The first fingerprint; the second is all the rest."""
+
+_LIBRARIES: Final = {"CudaTarget": {"cublas", "torch", "triton"}, "CpuTarget": {"compiler", "torch"}}
+"""Fields that are versions of software. The others are the machine's, and its driver's: all times depend on them."""
+
+_USED: Final = {
+    "aten": {"cublas", "torch"},
+    "aten_transposed": {"cublas", "torch"},
+    "cpp_gemv": {"compiler"},
+    "cpp_pointwise": {"compiler"},
+    "cpp_rows": {"compiler"},
+    "cublaslt": {"cublas", "triton"},
+    "mkl_linear": {"torch"},
+    "mkldnn_linear": {"torch"},
+    "sdpa": {"cublas", "torch"},
+    "triton_decode_attention": {"triton"},
+    "triton_gemv": {"triton"},
+    "triton_matmul": {"triton"},
+    "triton_persistent": {"triton"},
+    "triton_pointwise": {"triton"},
+    "triton_rows": {"triton"},
+    "triton_split_k": {"triton"},
+    "triton_split_rows": {"triton"},
+}
+"""Libraries that a family's kernels are made by or call into. A family that is not listed depends on all of them."""
 
 
 class FamilySource(msgspec.Struct, frozen=True):
@@ -54,22 +94,42 @@ def build_key(source: FamilySource, task: str, candidate: Candidate, target: Tar
     return _digest(parts)
 
 
-def measurement_key(source: FamilySource, task: str, candidate: Candidate, target: str, policy: str) -> str:
+def measurement_key(source: FamilySource, task: str, candidate: Candidate, target: Target, policy: str) -> str:
     """Return what the timing of a candidate depends on.
 
     Args:
         source: Of the candidate's family.
         task: Key of the task.
         candidate: What is timed.
-        target: From `target_key`.
+        target: The machine.
         policy: Text of the measuring policy, version included.
     """
-    return _digest(["measurement", source, task, candidate, target, policy])
+    name = type(target).__name__
+    known = _SHAPES_CODE[name] | _SHAPES_TIME_ONLY[name]
+    used = _LIBRARIES[name] & _USED.get(source.name, _LIBRARIES[name])
+    fields = {field: getattr(target, field) for field in sorted(known - _LIBRARIES[name] | used)}
+    return _digest(["measurement", source, task, candidate, name, fields, policy])
 
 
 def race_key(sources: tuple[FamilySource, ...], task: str, target: str, policy: str, effort: Effort) -> str:
     """Return what the outcome of a whole race depends on: all of the above for every family that competes."""
     return _digest(["race", sources, task, target, policy, effort.value])
+
+
+def kindred_key(sources: tuple[FamilySource, ...], task: str, target: Target, policy: str, effort: Effort) -> str:
+    """Return what a race has in common with those on machines that can run the same code: it finds stale outcomes.
+
+    Args:
+        sources: As of `race_key`.
+        task: As of `race_key`.
+        target: Only its first fingerprint counts.
+        policy: Name and version of the measuring policy.
+        effort: As of `race_key`.
+    """
+    _code_fields(target)
+    name = type(target).__name__
+    runs = {field: getattr(target, field) for field in sorted(_MUST_MATCH_TO_RUN[name])}
+    return _digest(["kindred", sources, task, name, runs, policy, effort.value])
 
 
 def confirmation_key(winner: str, baseline: str) -> str:

@@ -50,9 +50,19 @@ class Policy(msgspec.Struct, frozen=True):
     final: Rung
 
     @property
+    def family(self) -> str:
+        """Name and version, whatever the sizes of caches and models."""
+        return f"{self.name}/{self.version}"
+
+    @property
     def key(self) -> str:
-        """The text that records are keyed by."""
-        return f"{self.name}/{self.version} rotate={self.rotate_bytes}"
+        """The text that records are keyed by: all of the above."""
+        steps = " ".join(_text(rung) for rung in (*self.rungs, self.final))
+        return f"{self.family} rotate={self.rotate_bytes} {steps}"
+
+
+def _text(rung: Rung) -> str:
+    return f"{rung.samples}x{rung.sample_us:g}us>={rung.least}<{rung.most_us:g}us"
 
 
 def policy_for(target: Target, program_bytes: int) -> Policy:

@@ -1,6 +1,7 @@
 """The tuner: from a plan to one choice per task.
 
-1. For every task list the candidates, and look up which races the records already hold the outcome of.
+1. For every task list the candidates, and look up which races the records already hold the outcome of. One that is
+   stale, because the machine's software or model changed, is run again between its finalists only.
 2. For every other task, heaviest first: build in a pool of processes (on a GPU ahead of the measuring), check against
    the reference, race, and time the finalists interleaved with the extern. Every measurement is committed before the
    next starts, so whatever ends the run, running it again continues there.
@@ -34,6 +35,7 @@ from tune_model.tune.options import TuneOptions
 from tune_model.tune.policy import policy_for
 from tune_model.tune.probe_cuda import require_gpu
 from tune_model.tune.race import beats, select_winner
+from tune_model.tune.record import Trail
 from tune_model.tune.record import Trail
 from tune_model.tune.records import Finalist, Refusal, Timing
 from tune_model.tune.target import CudaTarget, Target
@@ -129,18 +131,19 @@ class _Run:
         if shop.records.moved_to is not None:
             shop.report(RecordsDamaged(str(shop.records.moved_to), shop.records.rescued))
         open_contests = [contest for contest in self.contests if contest.outcome is None]
-        candidates = sum(len(contest.candidates) for contest in open_contests)
+        candidates = sum(len(contest.field) for contest in open_contests)
+        stale = sum(contest.stale is not None for contest in open_contests)
         seconds = estimate_seconds(shop.target, len(open_contests), candidates, shop.options.build_workers)
-        total = sum(len(contest.candidates) for contest in self.contests)
+        total = sum(len(contest.field) for contest in self.contests)
         replayed = len(self.contests) - len(open_contests)
-        shop.report(TuneStarted(len(self.contests), total, replayed, seconds if open_contests else 0.0))
+        shop.report(TuneStarted(len(self.contests), total, replayed, seconds if open_contests else 0.0, stale))
 
     def _race(self, index: int, contest: Contest) -> None:
         """Run one race unless its outcome is known or the run has to stop."""
         shop = self.shop
         planned = contest.planned
         started = time.monotonic()
-        shop.report(TaskStarted(index, planned.key, planned.label, len(contest.candidates)))
+        shop.report(TaskStarted(index, planned.key, planned.label, len(contest.field)))
         replayed = contest.outcome is not None
         if not replayed and not self.stopped:
             if shop.out_of_time:

@@ -42,7 +42,7 @@ class Workshop:
     Attributes:
         families: The baseline first.
         target: The machine.
-        target_key: Its identity in records.
+        target_key: All of it, as races are keyed by.
         device: Where candidates are checked and timed.
         pool: Builds.
         store: Built kernels.

@@ -13,7 +13,14 @@ from torch import Tensor
 from tune_model.runtime.cpu_library import prepare_cpu_call
 from tune_model.runtime.cublaslt import Places, Problem, open_cublaslt
 from tune_model.runtime.cuda_driver import Geometry, open_driver, prepare_launch
-from tune_model.runtime.emission import KernelError, Operand, PreparedKernel, PreparedLaunch, emit
+from tune_model.runtime.emission import (
+    KernelError,
+    Operand,
+    PreparedKernel,
+    PreparedLaunch,
+    PreparedWorkspace,
+    emit,
+)
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.invoke import PreparedStep, Slots, torch_dtype
 from tune_model.runtime.kernel import (
@@ -132,7 +139,8 @@ def prepare_kernel(kernel: Kernel, form: Form, loader: CodeLoader, device: torch
         else:
             steps.append(bind_call(step, sizes))
     workspaces = tuple(
-        (w.name, Layout(torch_dtype(w.dtype), (evaluate(w.size, sizes),), (1,)), w.zeroed) for w in kernel.workspaces
+        PreparedWorkspace(w.name, Layout(torch_dtype(w.dtype), (evaluate(w.size, sizes),), (1,)), w.zeroed, w.counters)
+        for w in kernel.workspaces
     )
     aligned: dict[str, int] = {}
     for requirement in kernel.requires:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from tune_model.runtime.counters import prepare_counters
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.invoke import PreparedStep, ProgramError, prepare_call, references
 from tune_model.runtime.layout import (
@@ -23,7 +24,7 @@ from tune_model.runtime.layout import (
 from tune_model.runtime.operators import is_steady
 from tune_model.runtime.program import Call, Form, Parameter
 
-__all__ = ["Emitted", "KernelError", "Operand", "PreparedKernel", "PreparedLaunch", "emit"]
+__all__ = ["Emitted", "KernelError", "Operand", "PreparedKernel", "PreparedLaunch", "PreparedWorkspace", "emit"]
 
 
 class KernelError(TuneModelError):
@@ -42,20 +43,36 @@ class PreparedLaunch(NamedTuple):
     emit: Callable[[Callable[[str], int]], PreparedStep]
 
 
+class PreparedWorkspace(NamedTuple):
+    """Scratch memory whose size is settled.
+
+    Attributes:
+        name: Slot.
+        layout: Of its memory.
+        zeroed: Set to zero before every call.
+        counters: Zero at the first call and left so by every call.
+    """
+
+    name: str
+    layout: Layout
+    zeroed: bool = False
+    counters: bool = False
+
+
 class PreparedKernel(NamedTuple):
     """A kernel whose sizes are integers and whose code is loaded.
 
     Attributes:
         form: Concrete.
         steps: In order.
-        workspaces: Name, layout and whether to zero.
+        workspaces: Scratch memory.
         aligned: Strictest alignment asked of each slot, in bytes.
         device: Where it runs.
     """
 
     form: Form
     steps: tuple[Call | PreparedLaunch, ...]
-    workspaces: tuple[tuple[str, Layout, bool], ...]
+    workspaces: tuple[PreparedWorkspace, ...]
     aligned: Mapping[str, int]
     device: torch.device
 
@@ -212,9 +229,12 @@ def emit(
     """
     emission = _Emission(kernel, inputs, results, new_slot)
     emission.align(kernel.form.parameters)
-    for name, layout, zeroed in kernel.workspaces:
+    for name, layout, zeroed, counters in kernel.workspaces:
         slot = emission.temporary(name)
-        emission.append(prepare_allocation(slot, layout, kernel.device, zeroed=zeroed), [name])
+        if counters:
+            emission.append(prepare_counters(slot, layout, kernel.device), [name])
+        else:
+            emission.append(prepare_allocation(slot, layout, kernel.device, zeroed=zeroed), [name])
     for step in kernel.steps:
         if isinstance(step, Call):
             emission.call(step)

@@ -159,12 +159,21 @@ KernelStep = CudaLaunch | CpuLaunch | LibraryMatmul | Call
 
 
 class Workspace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Scratch memory, contiguous; its contents before the first step are undefined unless `zeroed`."""
+    """Scratch memory, contiguous; its contents before the first step are undefined unless `zeroed` or `counters`.
+
+    Attributes:
+        name: Slot.
+        dtype: Of its elements.
+        size: How many.
+        zeroed: Set to zero before every call.
+        counters: Zero at the first call, and every call leaves it so; no two calls in flight share it.
+    """
 
     name: str
     dtype: str
     size: Dim
     zeroed: bool = False
+    counters: bool = False
 
 
 class Within(msgspec.Struct, frozen=True, tag="within"):

@@ -78,9 +78,9 @@ def interpret(plan: KernelPlan, form: Form, inputs: list[torch.Tensor]) -> list[
     slots.update({r.name: empty(r.type) for r in form.results})
     for workspace in plan.workspaces:
         dtype = getattr(torch, workspace.dtype)
-        slots[workspace.name] = torch.full((evaluate(workspace.size, sizes),), 0 if workspace.zeroed else math.nan).to(
-            dtype
-        )
+        slots[workspace.name] = torch.full(
+            (evaluate(workspace.size, sizes),), 0 if workspace.zeroed or workspace.counters else math.nan
+        ).to(dtype)
 
     def value(argument: Any) -> Any:
         match argument:

@@ -63,7 +63,7 @@ class TritonMatmul:
 
 def _share(product: Product) -> float:
     """Return this family's part of the search: with few rows `triton_gemv` is likelier to win."""
-    return 0.25 if product.m <= 4 else 0.6
+    return 0.25 if product.m == 1 else 0.5 if product.m <= 4 else 0.6
 
 
 FAMILY = TritonMatmul()

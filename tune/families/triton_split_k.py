@@ -1,4 +1,7 @@
-"""Matrix products whose K is split between programs; the parts are added in a fixed order by a second kernel."""
+"""Matrix products whose K is split between programs; the parts are added in a fixed order.
+
+A tile's last program adds them, or a second kernel does.
+"""
 
 from collections.abc import Iterator
 
@@ -21,7 +24,7 @@ class TritonSplitK:
     """See the module."""
 
     name = "triton_split_k"
-    version = 2
+    version = 3
     kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -67,7 +70,7 @@ class TritonSplitK:
 
 def _share(product: Product) -> float:
     """Return this family's part of the search: splitting pays where rows are few."""
-    return 0.25 if product.m <= 4 else 0.4
+    return 0.25 if product.m == 1 else 0.8 if product.m <= 128 else 0.4
 
 
 FAMILY = TritonSplitK()

@@ -291,12 +291,20 @@ def matmul_plan(product: Product, config: Config) -> KernelPlan:
 
 
 def split_k_plan(product: Product, config: Config) -> KernelPlan:
-    """Plan two launches: partial products over ranges of K, then their sum with the epilogue, in a fixed order."""
+    """Plan partial products over ranges of K and their sum with the epilogue, in a fixed order.
+
+    The sum is made by each tile's last program, or by a second launch.
+    """
     splits, pdl = int(dict(config)["split_k"]), bool(dict(config)["pdl"])
     rows = product.epilogue.m.extent
+    workspace = Workspace("ws0", "float32", f"({rows})*{splits * product.n * product.halves}")
+    if dict(config)["last_adds"]:
+        operands, epilogue = epilogue_function(product)
+        launch = _matmul(product, config, operands, epilogue)
+        counters = Workspace("ws1", "int32", launch.grid[0], counters=True)
+        return KernelPlan((launch,), (workspace, counters), product.layouts, _demands(product))
     first = _matmul(product, config, (Slot("ws0", "float32"),), partial_function(product))
     second = sum_launch(product, splits, pdl=pdl)
-    workspace = Workspace("ws0", "float32", f"({rows})*{splits * product.n * product.halves}")
     return KernelPlan((first, second), (workspace,), product.layouts, _demands(product))
 
 
@@ -331,13 +339,17 @@ def _matmul(product: Product, config: Config, operands: tuple[Argument, ...] | A
     block_m, block_n = int(values["block_m"]), int(values["block_n"])
     splits = int(values.get("split_k", 1))
     rows = product.epilogue.m.extent
+    last_adds = bool(values.get("last_adds", False))
     arguments = _shared(product) | {
         "operands": operands,
+        "partials": Slot("ws0", "float32") if last_adds else Constant(None),
+        "counters": Slot("ws1", "int32") if last_adds else Constant(None),
         "BLOCK_M": Constant(block_m),
         "BLOCK_N": Constant(block_n),
         "BLOCK_K": Constant(int(values["block_k"])),
         "GROUP_M": Constant(int(values["group_m"])),
         "SPLIT_K": Constant(splits),
+        "LAST_ADDS": Constant(last_adds),
         "SWAP": Constant(bool(values["swap"])),
         # Masked rows cost no traffic; past one tile they are rare and the loop is better off without masks.
         "WRAP_ROWS": Constant(product.m > block_m),

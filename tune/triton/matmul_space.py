@@ -28,6 +28,18 @@ _GEMV_ANCHORS = (
     (1, 512, 1, 4, 1),
 )
 
+# Two to four rows: the left operand is read again by every program, so a program takes several columns.
+_GEMV_FEW_ROWS = (
+    (4, 512, 4, 3, 1),
+    (2, 1024, 4, 3, 1),
+    (2, 512, 4, 4, 1),
+    (4, 1024, 8, 2, 1),
+    (4, 256, 2, 3, 1),
+    (8, 512, 8, 2, 1),
+    (2, 1024, 8, 3, 1),
+    (1, 2048, 8, 2, 1),
+)
+
 # Columns contiguous: a program reads pieces of many rows of the stored matrix, at least 64 bytes of each.
 _GEMV_TRANSPOSED = (
     (64, 32, 4, 3, 1),
@@ -143,11 +155,8 @@ def gemv_space(product: Product, target: CudaTarget) -> list[Config]:
         # Pipelining and unrolling are two ways to keep loads in flight.
         if (unroll == 1 or stages == 1) and legal(block_n, block_k, warps, stages)
     ]
-    # More rows take registers: tiles shrink with them.
-    anchors = [
-        (n, max(blocks_k[0], min(k // block_m, longest)), w, s, u)
-        for n, k, w, s, u in (_GEMV_TRANSPOSED if along_columns else _GEMV_ANCHORS)
-    ]
+    known = _GEMV_TRANSPOSED if along_columns else _GEMV_ANCHORS if product.m == 1 else _GEMV_FEW_ROWS
+    anchors = [(n, max(blocks_k[0], min(k, longest)), w, s, u) for n, k, w, s, u in known]
     columns = product.n * product.batches
 
     def penalty(tile: tuple[int, ...]) -> float:
@@ -310,8 +319,10 @@ def split_k_space(product: Product, target: CudaTarget) -> list[Config]:
             if steps < 2 or programs * splits > 8 * target.sm_count:
                 continue
             off = abs(math.log2(programs * splits / (2 * target.sm_count)))
-            config = (*_config(tile, 8), ("split_k", splits))
-            found.append((near + waves(tile) + off + 0.1 * splits, config))
+            cost = near + waves(tile) + off + 0.1 * splits
+            # The last program's sum saves a launch; a second kernel's spreads over the device.
+            for last_adds, more in ((True, 0.0), (False, 1.0)):
+                found.append((cost + more, (*_config(tile, 8), ("split_k", splits), ("last_adds", last_adds))))
     return [config for _, config in sorted(found, key=lambda pair: pair[0])]
 
 

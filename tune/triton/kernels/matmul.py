@@ -1,4 +1,4 @@
-"""Tiles of a matrix product on tensor cores, for any number of rows, and the second pass of split-K."""
+"""Tiles of a matrix product on tensor cores, for any number of rows, and the two ways to finish a split K."""
 
 import triton
 import triton.language as tl
@@ -11,6 +11,8 @@ def matmul(
     x,
     w,
     operands,
+    partials,
+    counters,
     m_size,
     x_stride_b,
     x_stride_m,
@@ -27,6 +29,7 @@ def matmul(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    LAST_ADDS: tl.constexpr,
     SWAP: tl.constexpr,
     WRAP_ROWS: tl.constexpr,
     EVICTION: tl.constexpr,
@@ -41,7 +44,8 @@ def matmul(
     program computes the same columns of both. SWAP makes the weights the left operand, so that a
     tile with few rows still fills the tensor cores' wide side. WRAP_ROWS reads rows past the end again from the start
     (no masks in the loop) where masking would save no traffic. The weights' first AHEAD elements of k are asked for
-    before the predecessor is waited for.
+    before the predecessor is waited for. With LAST_ADDS the program that is the last of a tile's SPLIT_K to arrive adds
+    their parts in a fixed order and finishes the tile; else EPILOGUE stores a part and a second kernel adds them.
     """
     pid = tl.program_id(0)
     batch = tl.program_id(2)
@@ -132,9 +136,58 @@ def matmul(
     if SPLIT_K > 1:
         place = tl.program_id(1)
     if SWAP:
-        EPILOGUE(acc0, acc1, place, rows[None, :], columns[:, None], m_size, operands)
+        rows = rows[None, :]
+        columns = columns[:, None]
     else:
-        EPILOGUE(acc0, acc1, place, rows[:, None], columns[None, :], m_size, operands)
+        rows = rows[:, None]
+        columns = columns[None, :]
+    if LAST_ADDS:
+        add_if_last(acc0, acc1, rows, columns, m_size, operands, partials, counters + pid, N, HALVES, SPLIT_K, EPILOGUE)
+    else:
+        EPILOGUE(acc0, acc1, place, rows, columns, m_size, operands)
+
+
+@triton.jit
+def add_if_last(
+    acc0,
+    acc1,
+    rows,
+    columns,
+    m_size,
+    operands,
+    partials,
+    counter,
+    N: tl.constexpr,
+    HALVES: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """Store this program's part of a tile; the last of the tile's programs adds all parts in their order and finishes.
+
+    The counter is zero before and after. A barrier orders all threads' stores before the one thread's release; its
+    acquire, and the barrier that hands its value out, order the loads behind every other program's stores.
+    """
+    mask = (rows < m_size) & (columns < N)
+    step = m_size.to(tl.int64) * (N * HALVES)
+    pointers = partials + rows.to(tl.int64) * (N * HALVES) + columns
+    mine = pointers + tl.program_id(1) * step
+    tl.store(mine, acc0, mask=mask)
+    if HALVES == 2:
+        tl.store(mine + N, acc1, mask=mask)
+    tl.debug_barrier()
+    arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    if arrived == SPLIT_K - 1:
+        total0 = tl.zeros_like(acc0)
+        total1 = tl.zeros_like(acc1)
+        for split in tl.static_range(SPLIT_K):
+            # Past the first-level cache, which knows nothing of other programs' stores.
+            total0 += tl.load(pointers + split * step, mask=mask, other=0.0, cache_modifier=".cg")
+            if HALVES == 2:
+                total1 += tl.load(pointers + split * step + N, mask=mask, other=0.0, cache_modifier=".cg")
+        if HALVES == 1:
+            total1 = total0
+        EPILOGUE(total0, total1, 0, rows, columns, m_size, operands)
+        tl.store(counter, 0)
 
 
 @triton.jit

@@ -29,9 +29,18 @@ def gemv(block_n: int = 2, block_k: int = 64, layout: str = "plain") -> Values:
     return values | {"layout": layout, "pdl": False, "prefetch": False}
 
 
-def tile(m: int, n: int, k: int, *, swap: bool = False, split_k: int | None = None, layout: str = "plain") -> Values:
+def tile(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    swap: bool = False,
+    split_k: int | None = None,
+    last_adds: bool = False,
+    layout: str = "plain",
+) -> Values:
     config = {"block_m": m, "block_n": n, "block_k": k, "group_m": 2, "num_warps": 4, "num_stages": 2, "swap": swap}
-    config |= {} if split_k is None else {"split_k": split_k}
+    config |= {} if split_k is None else {"split_k": split_k, "last_adds": last_adds}
     return config | {"layout": layout, "pdl": False, "prefetch": False}
 
 
@@ -65,12 +74,16 @@ def test_a_matrix_whose_columns_are_contiguous():
 
 @pytest.mark.parametrize("splits", [2, 3, 8])
 @pytest.mark.parametrize("tail", ["", "residual", "swiglu"])
-def test_split_k(splits: int, tail: str):
-    check(linear(5, 40, 200, tail=tail), triton_split_k.FAMILY, tile(16, 32, 32, split_k=splits))
+@pytest.mark.parametrize("last_adds", [False, True])
+def test_split_k(splits: int, tail: str, last_adds: bool):
+    config = tile(16, 32, 32, split_k=splits, last_adds=last_adds)
+    check(linear(5, 40, 200, tail=tail), triton_split_k.FAMILY, config)
 
 
-def test_split_k_over_many_rows_with_swapped_operands():
-    check(linear(37, 72, 130, "float32"), triton_split_k.FAMILY, tile(16, 64, 32, swap=True, split_k=3))
+@pytest.mark.parametrize("last_adds", [False, True])
+def test_split_k_over_many_rows_with_swapped_operands(last_adds: bool):
+    config = tile(16, 64, 32, swap=True, split_k=3, last_adds=last_adds)
+    check(linear(37, 72, 130, "float32"), triton_split_k.FAMILY, config)
 
 
 @pytest.mark.parametrize("tail", ["bias", "residual", "swiglu"])

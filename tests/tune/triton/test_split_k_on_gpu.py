@@ -1,4 +1,4 @@
-"""A split K whose last program adds: its counters are never shared by calls in flight, and the order of sums is fixed."""
+"""A split K whose last program adds: calls in flight never share counters, and the order of sums is fixed."""
 
 import pytest
 import torch

@@ -7,6 +7,7 @@ failed; 5 regression gate; 130 interrupted. An error carries its own code (`Tune
 import importlib
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -115,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run the command line and return its exit code; errors become one line on standard error."""
     try:
+        refuse_empty(arguments)
         with _short_warnings():
             result: Any = group.main(arguments, prog_name="tune-model", standalone_mode=False, obj=tuple(arguments))
         return result if isinstance(result, int) else 0
@@ -138,6 +140,18 @@ def run(arguments: list[str]) -> int:
             raise
         click.echo(f"error: {describe(error)}", err=True)
         return error.exit_code if isinstance(error, TuneModelError) else EXIT_USAGE
+
+
+def refuse_empty(arguments: list[str]) -> None:
+    """Refuse empty arguments: no command has a use for one, and `-o "$UNSET"` must not mean the default.
+
+    Raises:
+        click.UsageError: There is one.
+    """
+    for index, argument in enumerate(arguments):
+        if not argument or re.fullmatch(r"--[a-z-]+=", argument):
+            before = f" after {arguments[index - 1]}" if index and not argument else ""
+            raise click.UsageError(f"argument {argument!r}{before} is empty; expected a value (is a variable unset?)")
 
 
 def describe(error: TuneModelError | OSError) -> str:

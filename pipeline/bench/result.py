@@ -140,6 +140,6 @@ def read_result(path: Path) -> BenchmarkResult:
     try:
         return msgspec.json.decode(path.read_bytes(), type=BenchmarkResult)
     except OSError as error:
-        raise TuneModelError(f"{path}: {error.strerror}; expected a benchmark result or nothing") from error
+        raise TuneModelError(f"{path}: {error.strerror}; expected a benchmark result") from error
     except msgspec.MsgspecError as error:
-        raise TuneModelError(f"{path}: {error}; expected a benchmark result or nothing") from error
+        raise TuneModelError(f"{path}: {error}; expected a benchmark result") from error

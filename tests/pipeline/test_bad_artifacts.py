@@ -1,6 +1,6 @@
-"""Artifacts, weights and devices that cannot be used, through `inspect`, `verify` and `bench`.
+"""Artifacts, weights and devices that cannot be used, through every command that opens an artifact.
 
-`inspect` and `bench` refuse with one line and exit code 2. To `verify` a damaged or foreign artifact is a failed check:
+The others refuse with one line and exit code 2. To `verify` a damaged or foreign artifact is a failed check:
 it prints the check and exits with 4; only what was asked wrongly (no artifact, no such device, no weights) is an error.
 """
 
@@ -71,7 +71,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], tuple[str, str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("command", ["inspect", "bench"])
+@pytest.mark.parametrize("command", ["inspect", "bench", "report", "retune"])
 @pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE)
 def test_damage_is_refused(artifact, capsys, command, damage, says):
     damage(artifact)
@@ -88,6 +88,16 @@ def test_damage_is_a_failed_check(artifact, capsys, damage, says):
     assert re.match(r"failed  files: a.tuned: {}: {} \(expected {}\)\na.tuned: 1 failed".format(*says), shown.out)
     assert not shown.err
     assert tree(artifact.parent) == before
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_of_one_of_several_is_refused(artifact, capsys, damage, says):
+    write_artifact(artifact.parent / "b.tuned", handmade.contents())
+    damage(artifact)
+    expected = "a.tuned: {} is {}; expected {}".format(*says)
+    assert re.fullmatch(expected, refusal(["diff", "b.tuned", "a.tuned"], artifact.parent, capsys))
+    merge = ["merge", "b.tuned", "a.tuned", "-o", "both.tuned"]
+    assert re.fullmatch(expected, refusal(merge, artifact.parent, capsys))
 
 
 def to_other_cpu(artifact: Path) -> None:
@@ -136,7 +146,7 @@ def test_an_artifact_tuned_elsewhere_runs_and_warns_in_one_line(artifact, capsys
     assert re.fullmatch(r"warning: a.tuned: was tuned on another machine: name is .*expected Another CPU.*\n", shown)
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "bench"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "bench", "report", "retune"])
 def test_an_artifact_that_is_not_there(artifact, capsys, command):
     error = refusal([command, "gone.tuned"], artifact.parent, capsys)
     assert error.startswith("Invalid value for 'ARTIFACT': gone.tuned does not exist; expected an artifact that tune-m")

@@ -221,8 +221,9 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown effort": (("--effort", "max"), "Invalid value for '--effort': 'max' is not one of 'quick', 'bal"),
     "an unknown option": (("--fast",), "No such option '--fast'"),
     "two configurations": (("other.yaml",), "Got unexpected extra argument"),
-    "records without a name": (("--records", ""), "Invalid value for --records: is empty; expected a folder"),
-    "output without a name": (("-o", ""), ".: names no file; expected a path such as model.tuned"),
+    "records without a name": (("--records", ""), "argument '' after --records is empty; expected a value (is a va"),
+    "output without a name": (("--output=",), "argument '--output=' is empty; expected a value (is a variable unset?)"),
+    "output that is the folder above": (("-o", ".."), "..: names no file; expected a path such as model.tuned"),
 }
 
 

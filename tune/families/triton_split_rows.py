@@ -14,8 +14,9 @@ from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Constant, KernelPlan, Launch, build_kernel
 from tune_model.tune.triton.module import load_function
-from tune_model.tune.triton.row_source import Loop, split_functions
+from tune_model.tune.triton.row_source import Loop
 from tune_model.tune.triton.row_space import counted, geometry_of, split_space
+from tune_model.tune.triton.split_source import ends_with_row_values, split_functions
 
 __all__ = ["FAMILY", "TritonSplitRows"]
 
@@ -24,7 +25,7 @@ class TritonSplitRows:
     """See the module."""
 
     name = "triton_split_rows"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"pointwise", "reduction"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -45,7 +46,8 @@ class TritonSplitRows:
         """Yield splits near the heuristic first."""
         nest = rows_of(task.form, target)
         if not isinstance(nest, Rejected) and isinstance(target, CudaTarget):
-            yield from split_space(geometry_of(nest, task.form), target, effort)
+            joins = ends_with_row_values(nest, task.form)
+            yield from split_space(geometry_of(nest, task.form), target, effort, last_joins=joins)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""
@@ -57,7 +59,9 @@ class TritonSplitRows:
         values = dict(config)
         rows, block, pdl = int(values["rows"]), int(values["block"]), bool(values["pdl"])
         loop = Loop(int(values["stages"]), int(values["unroll"]))
-        made, scratch, span = split_functions(nest, task.form, (rows, block), int(values["splits"]), loop)
+        made, scratch, span = split_functions(
+            nest, task.form, (rows, block), int(values["splits"]), loop, last_joins=bool(values["last_joins"])
+        )
         launches = []
         for generated, splits in made:
             arguments = {

@@ -1,36 +1,23 @@
-"""Prints the functions that `kernels/rows.py` calls: a nest over rows, whole, looped or split, or over flat elements.
+"""Prints the functions that `kernels/rows.py` calls: a nest over rows, whole or looped, or over flat elements.
 
 Whole rows are held in registers. A loop reads the columns once per level of reductions (tune/loops/online.py): what a
-reduction's result feeds is computed in a later pass, from loads that the cache then serves. A split row is shared by
-several programs: one launch per level, each leaving partial results in scratch memory that the next one joins. A store
-happens in the first pass that has its value.
+reduction's result feeds is computed in a later pass, from loads that the cache then serves. A store happens in the
+first pass that has its value.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tune_model.runtime.expression import Dim, evaluate, product
-from tune_model.runtime.kernel import Workspace
 from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.loops.ir import Axis, LoopNest, Node, Reduce, Store, arguments
 from tune_model.tune.loops.online import Pair, find_pairs, levels
-from tune_model.tune.triton.accumulate import (
-    Counts,
-    Tile,
-    Unit,
-    identity_of,
-    join_first,
-    join_second,
-    leave,
-    start,
-    take,
-    whole,
-)
-from tune_model.tune.triton.emit import DTYPES, Operands, Printer, Space
-from tune_model.tune.triton.launch import Argument, Slot
+from tune_model.tune.triton.accumulate import Counts, Tile, Unit, join_first, join_second, start, take, whole
+from tune_model.tune.triton.emit import Operands, Printer, Space
+from tune_model.tune.triton.launch import Argument
 
-__all__ = ["Generated", "Loop", "SplitLaunch", "pointwise_function", "row_function", "split_functions"]
+__all__ = ["Generated", "Loop", "RowPrinter", "needed_for", "pointwise_function", "row_function"]
 
 
 class Generated(NamedTuple):
@@ -45,18 +32,6 @@ class Generated(NamedTuple):
     source: str
     operands: tuple[Argument, ...]
     extent: Dim
-
-
-class SplitLaunch(NamedTuple):
-    """One launch of a split row.
-
-    Attributes:
-        generated: Its function.
-        splits: Programs per row: 1 where only row values are left to compute.
-    """
-
-    generated: Generated
-    splits: int
 
 
 class Loop(NamedTuple):
@@ -94,26 +69,8 @@ def pointwise_function(nest: LoopNest, form: Form) -> Generated:
 
 def row_function(nest: LoopNest, form: Form, rows: int, block: int, loop: Loop | None = None) -> Generated:
     """Print a nest with columns for programs of `rows` rows and `block` columns at a time."""
-    printer = _Rows(nest, form, rows, block, loop or Loop())
+    printer = RowPrinter(nest, form, rows, block, loop or Loop())
     return printer.whole() if block >= printer.width else printer.looped()
-
-
-def split_functions(
-    nest: LoopNest, form: Form, tile: tuple[int, int], splits: int, loop: Loop | None = None
-) -> tuple[tuple[SplitLaunch, ...], tuple[Workspace, ...], int]:
-    """Print a nest whose rows are shared by up to `splits` programs each.
-
-    Args:
-        nest: With columns.
-        form: What it computes.
-        tile: Rows and columns that a program holds at a time.
-        splits: Programs per row; fewer where that leaves no program without columns.
-        loop: How loops are compiled.
-
-    Returns:
-        The launches in order, the scratch memory between them, and how many columns each program runs over.
-    """
-    return _Split(nest, form, tile, splits, loop or Loop()).print()
 
 
 def _unflatten(
@@ -136,14 +93,33 @@ def _unflatten(
     return lines, tuple(names[::-1])
 
 
-class _Rows:
-    """Prints one function over tiles of rows and columns."""
+class RowPrinter:
+    """Prints one function over tiles of rows and columns.
 
-    def __init__(self, nest: LoopNest, form: Form, rows: int, block: int, loop: Loop) -> None:
+    Args:
+        nest: With columns.
+        form: What it computes.
+        rows: Of a tile.
+        block: Columns of a tile.
+        loop: How loops are compiled.
+        operands: What the function is given, shared with another one.
+
+    Attributes:
+        tile: Rows at a time.
+        width: How many columns there are.
+        count: How many rows there are.
+        printer: Prints nodes.
+        pairs: By the second reduction.
+        levels: Per node, how many passes over the columns must be over before it is known.
+    """
+
+    def __init__(
+        self, nest: LoopNest, form: Form, rows: int, block: int, loop: Loop, operands: Operands | None = None
+    ) -> None:
         self.nest = nest
         self.tile = Tile(nest, rows)
         self.loop = loop
-        self.operands = Operands(form)
+        self.operands = operands or Operands(form)
         split = len(nest.axes) - nest.inner
         self.outer, self.inner = nest.axes[:split], nest.axes[split:]
         self.width = evaluate(product(tuple(a.extent for a in self.inner)), slot_sizes(form))
@@ -211,6 +187,7 @@ class _Rows:
         return join_first(self.tile, self.unit(position), names[position])
 
     def unit(self, position: int) -> Unit:
+        """Return what a reduction accumulates in: its own, or with the second of its pair."""
         pair = next((p for p in self.pairs.values() if p.first == position), None)
         return Unit(position, pair)
 
@@ -236,7 +213,7 @@ class _Rows:
         lines: list[str] = []
         for unit in units:
             lines += start(self.tile, unit, f"{low} + {self.tile.along('BLOCK')}")
-        needed = _needed(self.nest, [self.value(u) for u in units] + [s.value for s in stores])
+        needed = needed_for(self.nest, [self.value(u) for u in units] + [s.value for s in stores])
         inside = [f"columns = start + {self.tile.along('BLOCK')}", *self.column_lines]
         names = list(self.printer.names)
         for position in needed:
@@ -258,108 +235,14 @@ class _Rows:
         node = self.nest.nodes[unit.position]
         return arguments(node)[0]
 
-    def generated(self, lines: Sequence[str], parameters: str) -> Generated:
+    def generated(self, lines: Sequence[str], parameters: str, name: str = "body") -> Generated:
         """Return the function with these lines after those that name rows."""
-        text = f"@triton.jit\ndef body(rows, row_count, operands, {parameters}):\n"
+        text = f"@triton.jit\ndef {name}(rows, row_count, operands, {parameters}):\n"
         text += "".join(f"    {line}\n" for line in (*self.row_lines, *lines))
         return Generated(text, self.operands.arguments(), self.count)
 
 
-class _Split:
-    """Prints the launches of a nest whose rows are shared."""
-
-    def __init__(self, nest: LoopNest, form: Form, tile: tuple[int, int], splits: int, loop: Loop) -> None:
-        self.nest = nest
-        self.form = form
-        self.tile = tile
-        self.loop = loop
-        first = _Rows(nest, form, *tile, loop)
-        blocks = -(-first.width // tile[1])
-        self.span = -(-blocks // splits) * tile[1]
-        self.splits = -(-first.width // self.span)
-        self.count = first.count
-        self.scratch: dict[str, Workspace] = {}
-        """By the variable of the partial result that it holds."""
-
-    def print(self) -> tuple[tuple[SplitLaunch, ...], tuple[Workspace, ...], int]:
-        passes = max(_Rows(self.nest, self.form, *self.tile, self.loop).levels) + 1
-        launches = [launch for level in range(passes) if (launch := self._launch(level, passes)) is not None]
-        return tuple(launches), tuple(self.scratch.values()), self.span
-
-    def _launch(self, level: int, passes: int) -> SplitLaunch | None:
-        rows = _Rows(self.nest, self.form, *self.tile, self.loop)
-        units = rows.units(level)
-        stores = [s for s in self.nest.stores if rows.levels[s.value] == level]
-        if not units and not stores:
-            return None
-        columns = [s for s in stores if rows.per_column(s)]
-        splits = self.splits if units or columns else 1
-        lines = self._joined(rows, level, stores)
-        whole_row = "" if splits == 1 else " & (split == 0)"
-        for store in stores:
-            if not rows.per_column(store):
-                lines.append(rows.printer.store(store, f"(rows < row_count){whole_row}"))
-        if units or columns:
-            lines.append(f"high = tl.minimum(low + SPAN, {rows.width})")
-            rows.printer.eviction = "evict_last" if level + 1 < passes else "evict_first"
-            lines += rows.columns_pass(level, ("low", "high"))
-        for unit in units:
-            lines += self._left(rows, unit)
-        generated = rows.generated(lines, "low, split, SPAN: tl.constexpr, BLOCK: tl.constexpr")
-        return SplitLaunch(generated, splits)
-
-    def _joined(self, rows: _Rows, level: int, stores: Sequence[Store]) -> list[str]:
-        """Print the row values that a launch needs, joining what earlier ones left."""
-        roots = [rows.value(u) for u in rows.units(level)] + [s.value for s in stores]
-        needed = _needed(self.nest, roots, through=True)
-        lines: list[str] = []
-        loaded: set[int] = set()
-        parts = f"tl.minimum(tl.maximum({rows.width} - parts * SPAN, 0), SPAN)"
-        for position in needed:
-            node = self.nest.nodes[position]
-            if 1 in rows.printer.depends[position] or rows.levels[position] > level:
-                continue
-            if isinstance(node, Reduce):
-                unit = rows.unit(rows.pairs[position].first if position in rows.pairs else position)
-                if unit.position not in loaded:
-                    loaded.add(unit.position)
-                    lines += self._loads(rows, unit)
-                lines += rows.join(position, Counts(parts, str(rows.width)))
-            else:
-                lines.append(rows.printer.statement(position))
-        if not loaded:
-            return lines
-        held = 1 << max(0, self.splits - 1).bit_length()
-        return [f"parts = {rows.tile.along(str(held))}", *lines]
-
-    def _loads(self, rows: _Rows, unit: Unit) -> list[str]:
-        """Print reading the partial results of all splits of a row."""
-        node = self.nest.nodes[unit.position]
-        kind = node.kind if isinstance(node, Reduce) else "sum"
-        lines = []
-        inside = f"(parts < {self.splits}) & (rows < row_count)"
-        for number, field in enumerate(unit.fields(self.nest)):
-            other = identity_of(kind, field.dtype) if number == 0 else "0" if unit.pair is not None else str(2**31 - 1)
-            place = f"{self._scratch(rows, field.name, field.dtype)} + rows.to(tl.int64) * {self.splits} + parts"
-            lines.append(f"{field.name} = tl.load({place}, mask={inside}, other={other})")
-        return lines
-
-    def _left(self, rows: _Rows, unit: Unit) -> list[str]:
-        """Print leaving the partial results of this program."""
-        lines, made = leave(rows.tile, unit, rows.lane_counts("(high - low)"))
-        for name, field in zip(made, unit.fields(self.nest), strict=True):
-            place = f"{self._scratch(rows, field.name, field.dtype)} + rows.to(tl.int64) * {self.splits} + split"
-            lines.append(f"tl.store({place}, {name}.to({DTYPES[field.dtype]}), mask=rows < row_count)")
-        return lines
-
-    def _scratch(self, rows: _Rows, name: str, dtype: str) -> str:
-        if name not in self.scratch:
-            size = product((self.count, self.splits))
-            self.scratch[name] = Workspace(f"ws{len(self.scratch)}", dtype, size)
-        return rows.operands.other(Slot(self.scratch[name].name, dtype))
-
-
-def _needed(nest: LoopNest, roots: Sequence[int], *, through: bool = False) -> list[int]:
+def needed_for(nest: LoopNest, roots: Sequence[int], *, through: bool = False) -> list[int]:
     """Return the nodes that roots are computed from, in order; what lies behind a reduction only if `through`.
 
     The reductions themselves are among them.

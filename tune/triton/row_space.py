@@ -155,8 +155,11 @@ def _distance(config: Config, shape: Geometry, target: CudaTarget) -> float:
     )
 
 
-def split_space(shape: Geometry, target: CudaTarget, effort: Effort) -> Iterator[Config]:
-    """Yield configurations of programs that share rows; none where the rows alone fill the device."""
+def split_space(shape: Geometry, target: CudaTarget, effort: Effort, *, last_joins: bool = False) -> Iterator[Config]:
+    """Yield configurations of programs that share rows; none where the rows alone fill the device.
+
+    With `last_joins`, a row's last program may join the parts itself.
+    """
     space: list[Config] = []
     for rows, block in _split_tiles(shape):
         tiles = -(-shape.rows // rows)
@@ -172,7 +175,8 @@ def split_space(shape: Geometry, target: CudaTarget, effort: Effort) -> Iterator
                     continue
                 for stages, unroll in _LOOPS if steps > 1 else _LOOPS[:1]:
                     if unroll <= min(2, steps):
-                        space.append((("splits", splits), *_config(rows, block, warps, stages, unroll)))
+                        config = (("splits", splits), *_config(rows, block, warps, stages, unroll))
+                        space += [(*config, ("last_joins", joins)) for joins in (last_joins, False)[: 1 + last_joins]]
     ideal = 2 * target.sm_count
 
     def distance(config: Config) -> float:
@@ -184,6 +188,7 @@ def split_space(shape: Geometry, target: CudaTarget, effort: Effort) -> Iterator
             + abs(math.log2(per_thread * shape.item_bytes / 32))
             + 0.5 * abs(math.log2(values["num_warps"] / 8))
             + 0.6 * _LOOPS.index((values["stages"], values["unroll"]))
+            + 0.5 * (last_joins - values["last_joins"])
         )
 
     yield from _limited(sorted(space, key=distance), target, effort)

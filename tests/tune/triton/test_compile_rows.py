@@ -127,8 +127,8 @@ def test_few_long_rows_are_split_and_many_are_not():
 
 
 @pytest.mark.parametrize("family", [ROWS, SPLIT])
-def test_every_corner_of_the_space_compiles(family: Family):
-    form = layer_norm(16, 131072)
+@pytest.mark.parametrize("form", [layer_norm(16, 131072), argmax(16, 131072)], ids=["layer_norm", "argmax"])
+def test_every_corner_of_the_space_compiles(family: Family, form: Form):
     task, target = Task(form, NumericRules()), cuda_target()
     seen = {}
     for config in configs(family, form):

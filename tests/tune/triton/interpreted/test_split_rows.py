@@ -16,6 +16,7 @@ from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Rejected
 from tune_model.tune.families import triton_rows, triton_split_rows
 from tune_model.tune.triton.launch import Launch
+from tune_model.tune.triton.split_source import ends_with_row_values
 
 FIXED = {"num_warps": 1, "stages": 1, "unroll": 1, "pdl": False}
 LOOPED = [{"rows": r, "block": b, **FIXED} for r, b in ((1, 16), (8, 8))]
@@ -23,7 +24,11 @@ SPLIT = [{"splits": s, "rows": r, "block": b, **FIXED} for s, r, b in ((2, 1, 16
 
 
 def check(form: Form, inputs: list[torch.Tensor]) -> None:
-    for family, configs in ((triton_rows.FAMILY, LOOPED), (triton_split_rows.FAMILY, SPLIT)):
+    nest = triton_rows.rows_of(form)
+    assert not isinstance(nest, Rejected), nest
+    joins = [False, True] if ends_with_row_values(nest, form) else [False, False]
+    split = [{**config, "last_joins": last} for config, last in zip(SPLIT, joins, strict=True)]
+    for family, configs in ((triton_rows.FAMILY, LOOPED), (triton_split_rows.FAMILY, split)):
         for values in configs:
             plan = family.plan(Task(form, NumericRules()), tuple(values.items()))
             assert not isinstance(plan, Rejected), plan
@@ -130,10 +135,12 @@ def test_the_catalogue(name: str):
 
 def test_no_program_is_without_columns():
     """37 columns in blocks of 4 are 10 blocks: 6 splits would take 2 blocks each, so only 5 are made."""
-    config = tuple({"splits": 6, "rows": 1, "block": 4, **FIXED}.items())
-    for op, launches in (("softmax.int", [5, 5]), ("argmax.default", [5, 1])):
+    wanted = (("softmax.int", False, [5, 5]), ("argmax.default", False, [5, 1]), ("argmax.default", True, [5]))
+    for op, last, launches in wanted:
         form = single(op, -1)
-        plan = triton_split_rows.FAMILY.plan(Task(form, NumericRules()), config)
+        config = {"splits": 6, "rows": 1, "block": 4, **FIXED, "last_joins": last}
+        plan = triton_split_rows.FAMILY.plan(Task(form, NumericRules()), tuple(config.items()))
         assert not isinstance(plan, Rejected)
         assert [step.grid[1] for step in plan.launches if isinstance(step, Launch)] == launches
-        assert [evaluate(w.size, slot_sizes(form)) for w in plan.workspaces] == [9 * 5] * 2
+        assert [evaluate(w.size, slot_sizes(form)) for w in plan.workspaces] == [9 * 5] * 2 + [9] * last
+        assert [w.counters for w in plan.workspaces] == [False, False] + [True] * last

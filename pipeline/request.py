@@ -17,7 +17,7 @@ from tune_model.pipeline.config import Config, ExportedModel, TorchModel, Transf
 from tune_model.pipeline.config.rules import forward_grid
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["ModelNotFoundError", "make_request", "model_folder"]
+__all__ = ["ModelNotFoundError", "make_request", "model_folder", "phases_of"]
 
 
 class ModelNotFoundError(TuneModelError):
@@ -43,7 +43,7 @@ def make_request(config: Config, folder: Path) -> Request:
         ModelNotFoundError: A folder, file, package or hub id is not on this machine.
     """
     workload = config.workload
-    phases = _phases(workload)
+    phases = phases_of(workload)
     return Request(
         source=_source(config.model, folder),
         dtype=config.dtype,
@@ -58,7 +58,8 @@ def make_request(config: Config, folder: Path) -> Request:
     )
 
 
-def _phases(workload: WorkloadConfig) -> tuple[Phase, ...]:
+def phases_of(workload: WorkloadConfig) -> tuple[Phase, ...]:
+    """Return the phases of a workload, in the order they are traced."""
     phases: list[Phase] = []
     if workload.prefill is not None:
         grid = {"batch": workload.prefill.batch, "sequence": workload.prefill.sequence}

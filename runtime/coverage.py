@@ -1,15 +1,37 @@
-"""Count what calls ran: a tuned kernel at its own grid point, a near one, or the plain operators."""
+"""Count what calls ran: a tuned kernel at its own grid point, a near one, or the plain operators.
 
+Counts are kept by form and shape, and by the sizes that whole programs were called at. A server writes them down with
+`Coverage.save`; `tune-model coverage` and `tune-model CONFIG --add-misses` read them.
+"""
+
+import os
 import threading
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["Coverage", "CoverageRow", "NotTunedError", "Outcome", "Tally"]
+__all__ = [
+    "RECORD_SCHEMA",
+    "Coverage",
+    "CoverageFileError",
+    "CoverageRecord",
+    "CoverageRow",
+    "NotTunedError",
+    "Outcome",
+    "PointRow",
+    "Tally",
+    "read_coverage",
+]
 
 Outcome = Literal["exact", "near", "miss"]
+
+RECORD_SCHEMA: Final = 1
+"""Version of the file that `Coverage.save` writes: raised when a field changes its meaning."""
+
+_FILE_BYTES_AT_MOST: Final = 256 << 20
 
 _ROWS_AT_MOST = 20_000
 """Distinct (program, form, dims) that are told apart; past that, calls are only counted."""
@@ -47,12 +69,91 @@ class CoverageRow(msgspec.Struct, frozen=True):
     calls: int
 
 
-class Tally:
-    """How often one plan ran; its rows hold the calls of a single run."""
+class PointRow(msgspec.Struct, frozen=True):
+    """How often a program ran at one set of sizes.
 
-    def __init__(self, rows: tuple[CoverageRow, ...]) -> None:
+    Attributes:
+        program: Phase.
+        sizes: Value of each of its symbols: `{"batch": 3, "context": 512}`.
+        runs: How often.
+        exact: Tuned steps of one run that ran a kernel tuned at just these sizes.
+        near: Those that ran one tuned at other sizes.
+        miss: Those that ran their own operators.
+    """
+
+    program: str
+    sizes: dict[str, int]
+    runs: int
+    exact: int
+    near: int
+    miss: int
+
+
+class CoverageRecord(msgspec.Struct, frozen=True):
+    """What a server writes down.
+
+    Attributes:
+        schema: Version of this form.
+        points: Sizes that programs were called at; those with misses first, then the most frequent.
+        rows: The same by form and shape.
+        uncounted: Calls at shapes that came after the tables were full.
+    """
+
+    schema: int
+    points: tuple[PointRow, ...]
+    rows: tuple[CoverageRow, ...]
+    uncounted: int
+
+
+class CoverageFileError(TuneModelError):
+    """A file is not what `Coverage.save` writes."""
+
+
+def read_coverage(path: str | os.PathLike[str]) -> CoverageRecord:
+    """Read what `Coverage.save` wrote.
+
+    Raises:
+        CoverageFileError: It is something else, or of another version.
+        OSError: It cannot be read.
+    """
+    place = Path(path)
+    with place.open("rb") as file:
+        data = file.read(_FILE_BYTES_AT_MOST + 1)
+    if len(data) > _FILE_BYTES_AT_MOST:
+        raise CoverageFileError(f"{place}: is larger than {_FILE_BYTES_AT_MOST} bytes; expected saved coverage")
+    try:
+        record = msgspec.json.decode(data, type=CoverageRecord)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise CoverageFileError(f"{place}: {error}; expected what coverage().save(path) writes") from error
+    if record.schema != RECORD_SCHEMA:
+        raise CoverageFileError(f"{place}: $.schema is {record.schema}; expected {RECORD_SCHEMA}; save it again")
+    return record
+
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+class Tally:
+    """How often one plan ran; its rows hold the calls of a single run.
+
+    Args:
+        rows: Of one run.
+        program: Phase that the plan is of.
+        sizes: Value of each of its symbols.
+    """
+
+    def __init__(self, rows: tuple[CoverageRow, ...], program: str = "", sizes: Sizes = ()) -> None:
         self.rows = rows
+        self.program = program
+        self.sizes = sizes
         self.runs = 0
+
+    def point(self) -> PointRow:
+        """Return the plan's sizes and what one run of it runs; without the number of runs."""
+        counts = {"exact": 0, "near": 0, "miss": 0}
+        for row in self.rows:
+            counts[row.outcome] += row.calls
+        return PointRow(self.program, dict(self.sizes), 0, **counts)
 
 
 class Coverage:
@@ -62,6 +163,7 @@ class Coverage:
         self._lock = threading.Lock()
         self._live: list[Tally] = []
         self._retired: dict[CoverageRow, int] = {}
+        self._retired_points: dict[tuple[str, Sizes], tuple[PointRow, int]] = {}
         self._uncounted = 0
 
     def add(self, tally: Tally) -> None:
@@ -73,6 +175,10 @@ class Coverage:
         """Keep the counts of a plan that is dropped, not the plan's tally."""
         with self._lock:
             self._live.remove(tally)
+            key = (tally.program, tally.sizes)
+            point, runs = self._retired_points.get(key, (tally.point(), 0))
+            if runs or len(self._retired_points) < _ROWS_AT_MOST:
+                self._retired_points[key] = (point, runs + tally.runs)
             for row in tally.rows:
                 if row in self._retired or len(self._retired) < _ROWS_AT_MOST:
                     self._retired[row] = self._retired.get(row, 0) + tally.runs * row.calls
@@ -91,6 +197,34 @@ class Coverage:
         rows = [msgspec.structs.replace(row, calls=count) for row, count in calls.items() if count]
         order = {"miss": 0, "near": 1, "exact": 2}
         return tuple(sorted(rows, key=lambda r: (order[r.outcome], -r.calls, r.program, r.form, r.dims)))
+
+    def points(self) -> tuple[PointRow, ...]:
+        """Return the sizes that programs ran at: those with misses first, then near ones, then the most frequent."""
+        with self._lock:
+            found = dict(self._retired_points)
+            for tally in self._live:
+                key = (tally.program, tally.sizes)
+                point, runs = found.get(key, (tally.point(), 0))
+                found[key] = (point, runs + tally.runs)
+        rows = [msgspec.structs.replace(point, runs=runs) for point, runs in found.values() if runs]
+        return tuple(sorted(rows, key=lambda r: (not r.miss, not r.near, -r.runs, r.program, *r.sizes.items())))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything counted so far as JSON, replacing the file at once or not at all.
+
+        For a server to call now and then, or when it ends; a later call writes the sums, not the difference.
+
+        Raises:
+            OSError: It cannot be written there.
+        """
+        record = CoverageRecord(RECORD_SCHEMA, self.points(), self.rows(), self.uncounted)
+        place = Path(path)
+        partial = place.with_name(f".{place.name}.partial-{os.getpid():x}-{os.urandom(4).hex()}")
+        try:
+            partial.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+            partial.replace(place)
+        finally:
+            partial.unlink(missing_ok=True)
 
     @property
     def uncounted(self) -> int:

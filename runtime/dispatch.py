@@ -15,7 +15,7 @@ from tune_model.runtime.machine_code import CodeLoader
 from tune_model.runtime.program import Call, Form, Pack, Transpose, Weight, bind_form
 from tune_model.runtime.replay import Entry, Replay, Selection, select, slot_sizes
 
-__all__ = ["Choice", "Dispatcher", "Site", "form_label", "weight_layout"]
+__all__ = ["Choice", "Dispatcher", "Site", "fits", "form_label", "nearest_entry", "weight_layout"]
 
 
 class Site(NamedTuple):
@@ -58,7 +58,7 @@ def form_label(form: Form) -> str:
     return f"{form.kind} {'+'.join(call.op.split('.')[1] for call in form.body)}"
 
 
-def _fits(kernel: Kernel, layouts: Mapping[str, str]) -> bool:
+def fits(kernel: Kernel, layouts: Mapping[str, str]) -> bool:
     """Tell whether a kernel reads its weights in the layouts they have, and its library calls mean what they meant.
 
     Operators read a transposed weight as they read any tensor; launches have its strides built in.
@@ -126,9 +126,9 @@ class Dispatcher:
         form = bind_form(symbolic, site.dims)
         entries = self._replay.forms.get(site.form, ())
         layouts = dict(site.layouts)
-        legal = tuple(e for e in entries if len(e.dims) == len(site.dims) and _fits(e.kernel, layouts))
+        legal = tuple(e for e in entries if len(e.dims) == len(site.dims) and fits(e.kernel, layouts))
         selection = select(legal, site.dims, slot_sizes(form), dict(site.addresses))
-        nearest = _nearest(legal, site.dims)
+        nearest = nearest_entry(legal, site.dims)
         if selection.entry is not None:
             kernel = prepare_kernel(selection.entry.kernel, form, self._loader, self._device)
             return Choice(kernel, selection, nearest)
@@ -143,7 +143,7 @@ class Dispatcher:
         return Choice(prepare_kernel(body_kernel(form), form, self._loader, self._device), selection, nearest)
 
 
-def _nearest(entries: Sequence[Entry], dims: tuple[int, ...]) -> Entry | None:
+def nearest_entry(entries: Sequence[Entry], dims: tuple[int, ...]) -> Entry | None:
     """Return the entry that would run if every kernel were legal."""
     bare = tuple(Entry(e.dims, str(i), "", Kernel(()), 0, 0, 0, 0) for i, e in enumerate(entries))
     found = select(bare, dims, {}, {}).entry

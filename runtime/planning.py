@@ -178,7 +178,8 @@ class _Builder:
             self.free(last)
         outputs = tuple(self.tensor(output.value) for output in self.program.outputs)
         rows = tuple(msgspec.structs.replace(row, calls=calls) for row, calls in self.rows.items())
-        return Plan(inputs, self.template, self.steps, outputs, Tally(rows))
+        tally = Tally(rows, self.program.name, tuple(sorted(self.symbols.items())))
+        return Plan(inputs, self.template, self.steps, outputs, tally)
 
     def free(self, names: Sequence[str]) -> None:
         """Let values die after the step that was added last."""

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "bench": "Time a tuned model beside eager and torch.compile.",
     "diff": "Compare two artifacts of one model; a release gate.",
     "retune": "Tune again from an artifact alone, on this machine, without the model.",
+    "coverage": "List sizes that a deployment will ask for and an artifact lacks.",
     "merge": "Put artifacts for several machines into one bundle.",
     "plan": "Show programs, tasks and candidates without tuning and without a GPU.",
     "schema": "Print the configuration's JSON Schema, for editors and validators.",

@@ -9,8 +9,8 @@ import click
 from tune_model.pipeline.options import artifact_argument, part_option
 
 if TYPE_CHECKING:
-    from tune_model.package.read import ChoosePart
-    from tune_model.pipeline.report.facts import ReportFacts, StepTime
+    from tune_model.package.read import Artifact, ChoosePart
+    from tune_model.pipeline.report.facts import Missing, ReportFacts, StepTime
 
 __all__ = ["command"]
 
@@ -41,8 +41,16 @@ _FORMATS = ("html", "md", "json")
 @click.option(
     "--bench", "bench_path", metavar="FILE", default=None, help="Add measured steps: what `bench --save` wrote."
 )
+@click.option(
+    "--misses", metavar="FILE", multiple=True, help="Add what servers asked for in vain: their coverage().save(FILE)."
+)
 def command(
-    artifact_path: str, part: "ChoosePart | None", output: str | None, format_: str | None, bench_path: str | None
+    artifact_path: str,
+    part: "ChoosePart | None",
+    output: str | None,
+    format_: str | None,
+    bench_path: str | None,
+    misses: tuple[str, ...],
 ) -> None:
     """Open, gather, render, write."""
     from tune_model.package.read import open_artifact
@@ -52,7 +60,8 @@ def command(
     format_ = format_ or _format_of(output)
     artifact = open_artifact(artifact_path, part)
     steps = None if bench_path is None else read_steps(Path(bench_path))
-    text = render(gather(from_artifact(artifact), steps=steps), format_)
+    missing = missed(artifact, [Path(path) for path in misses])
+    text = render(gather(from_artifact(artifact), steps=steps, missing=missing), format_)
     place = output or f"{artifact.manifest.name}.report.{format_}"
     if place == "-":
         click.echo(text, nl=False)
@@ -73,6 +82,23 @@ def render(facts: "ReportFacts", format_: str) -> str:
     if format_ == "md":
         return render_markdown(facts)
     return msgspec.json.format(msgspec.json.encode(facts), indent=1).decode() + "\n"
+
+
+def missed(artifact: "Artifact", paths: Sequence[Path]) -> "list[Missing]":
+    """Return the sizes that servers ran and the artifact has no kernels tuned for, most frequent first.
+
+    Raises:
+        CoverageFileError: A file is not saved coverage.
+    """
+    from tune_model.package.coverage import cover
+    from tune_model.pipeline.demand import asked_by_servers
+    from tune_model.pipeline.report.facts import Missing
+
+    return [
+        Missing(p.phase, " ".join(f"{k}={v}" for k, v in p.sizes.items()), p.runs, p.near, p.miss, p.nearest)
+        for p in cover(artifact, asked_by_servers(paths))
+        if not p.covered
+    ]
 
 
 def read_steps(path: Path) -> Mapping[str, "Sequence[StepTime]"]:

@@ -28,6 +28,7 @@ HELP = """Tune the model of CONFIG for its target and write one deployment artif
   tune-model my-model.yaml -o my-model.tuned        your own
   tune-model my-model.yaml --effort thorough --budget 30m
   tune-model my-model.yaml --set target=cpu --set workload.forward.batch=[1,4]
+  tune-model my-model.yaml --add-misses coverage.json  with the sizes that a server missed
 
 The model is traced without weights. Every distinct matmul, reduction, attention and pointwise chain of the workload is
 raced on this machine: the vendor library stays wherever nothing beats it beyond the noise. Every measurement is kept in
@@ -45,6 +46,13 @@ a records database, so running the command again continues where it stopped and 
 @click.option("--budget", metavar="TIME", default=None, help="Longest time to tune: 90s, 10m, 2h.")
 @click.option("--records", "store_path", metavar="FOLDER", default=None, help="Records and kernels live here.")
 @click.option("--recheck", is_flag=True, help="Measure again what the records already hold.")
+@click.option(
+    "--add-misses",
+    "misses",
+    metavar="FILE",
+    multiple=True,
+    help="Add to the workload the sizes that a server missed: what its coverage().save(FILE) wrote; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line instead of progress.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     config_path: str,
@@ -54,12 +62,14 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     budget: str | None,
     store_path: str | None,
     recheck: bool,
+    misses: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Conduct the rooms."""
     from tune_model.package.output import check_output
     from tune_model.pipeline.config import load_config
     from tune_model.pipeline.console import console
+    from tune_model.pipeline.demand import sizes_to_add
     from tune_model.pipeline.environment import read_environment
     from tune_model.pipeline.extraction import extract_configured
     from tune_model.pipeline.progress import make_report
@@ -70,7 +80,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     if store_path == "":
         raise click.BadParameter("is empty; expected a folder", param_hint="--records")
     texts = overrides if budget is None else (*overrides, f"search.budget={budget}")
-    loaded = load_config(config_path, with_effort(texts, effort))
+    given = with_effort(texts, effort)
+    loaded = load_config(config_path, given)
+    added, more = sizes_to_add(loaded, [Path(path) for path in misses])
+    if more:
+        loaded = load_config(config_path, [*given, *more])
     config = loaded.config
     output = (config.output.path or f"{config.name}.tuned") if output_path is None else output_path
     check_output(output)
@@ -79,6 +93,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     target = _measurable_target(loaded)
     say = console(error=True)
     say.print(f"target: {target.name}", markup=False)
+    for one in added:
+        say.print(f"added {one.phase}.{one.size} = {one.value}, run {one.runs} times by servers", markup=False)
     request, extraction = extract_configured(loaded)
     _check_weights(loaded, request)
     for program in extraction.plan.programs:

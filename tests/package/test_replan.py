@@ -6,23 +6,13 @@ import handmade
 import msgspec
 import pytest
 from forge import files_of, rehash, write_archive
+from settled_tuning import settled
 
 from tune_model.package.format.records import read_records, write_records
 from tune_model.package.read import open_artifact
 from tune_model.package.replan import ReplanError, plan_of
 from tune_model.package.write import write_artifact
-from tune_model.runtime.kernel import Kernel
-from tune_model.runtime.program import Pack, Transpose, fingerprint
-from tune_model.tune.choice import Tuning
-from tune_model.tune.relayout import apply_layouts
-
-
-def settled(*layouts: tuple[str, str]) -> Tuning:
-    """The handmade tuning with weights re-laid out, as tune settles them."""
-    tuning = handmade.tuning(b"")
-    choices = tuple(msgspec.structs.replace(c, kernel=Kernel(handmade.FORM.body)) for c in tuning.choices)
-    plan = apply_layouts(tuning.plan, {fingerprint(handmade.FORM): layouts})
-    return msgspec.structs.replace(tuning, plan=plan, choices=choices, code={})
+from tune_model.runtime.program import Pack, Transpose
 
 
 @pytest.mark.parametrize("layouts", [(), (("a1", "transposed"),), (("a1", "mkldnn"),)])

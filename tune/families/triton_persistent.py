@@ -58,7 +58,7 @@ class TritonPersistent:
         configurations = with_prefetch(
             with_layouts(*spaces, every=2), offered=target.arch >= _FIRST_ARCH and m <= _MOST_ROWS_OVERLAPPED
         )
-        yield from thin(configurations, effort, 0.6)
+        yield from thin((config for config in configurations if not _breaks(config)), effort, 0.6)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""
@@ -71,6 +71,12 @@ class TritonPersistent:
         if isinstance(plan, Rejected) or not isinstance(target, CudaTarget):
             return plan if isinstance(plan, Rejected) else Rejected("unsupported", "a CUDA kernel")
         return build_kernel(plan, target)
+
+
+def _breaks(config: Config) -> bool:
+    """Say whether the compiler is known to fail: it cannot specialise around inline instructions (Triton 3.7)."""
+    values = dict(config)
+    return bool(values["specialise"] and values["prefetch"])
 
 
 def _described(task: Task, layout: str) -> Product | Rejected:

@@ -48,6 +48,7 @@ _MANY: Final = (
     _Tile(128, 256, 64, 3, 8),
     _Tile(256, 128, 64, 4, 8),
     _Tile(128, 128, 64, 4, 4),
+    _Tile(128, 256, 64, 3, 4),
     _Tile(256, 128, 64, 3, 8),
     _Tile(128, 128, 64, 5, 8),
     _Tile(128, 128, 128, 3, 8),
@@ -169,11 +170,12 @@ def _fits(product: Product, tile: _Tile, mode: _Mode, splits: int, target: CudaT
     element = ELEMENT_BYTES[product.epilogue.dtype]
     wide = tile.block_n if swap else tile.block_m
     accumulators = tile.block_m * tile.block_n * product.halves
-    # Specialised kernels add two groups of four warps, which share the accumulators.
+    # Specialised kernels add two groups of four warps, which share the accumulators: halves of the wide side if it has
+    # 128, else of the other, and then an instruction does not fit its half (Triton 3.7).
     warps = 8 if mode.specialise else tile.num_warps
     if swap and (wide < 64 or mode.subtiles > 1 or mode.store):
         return False
-    if mode.specialise and tile.num_warps != 4:
+    if mode.specialise and (tile.num_warps != 4 or (wide == 64 and accumulators > 64 * 128)):
         return False
     if mode.store and (splits > 1 or not stores_through_descriptor(product)):
         return False

@@ -192,8 +192,8 @@ def _rows_tile(m: int) -> int:
 def _fits(product: Product, target: CudaTarget) -> Callable[[Tile], bool]:
     element = ELEMENT_BYTES[product.epilogue.dtype]
     ordinary = product.precision == "ieee"
-    # Accumulators per thread; on the ordinary cores the operands' elements take registers too.
-    most = 64 if ordinary else 256
+    # Accumulators per thread, of at most 255 registers; on the ordinary cores the operands' elements take some too.
+    most = 64 if ordinary else 128
 
     def fits(tile: Tile) -> bool:
         block_m, block_n, block_k, stages, warps, swap = tile

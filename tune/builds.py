@@ -6,9 +6,12 @@ from tune_model.extract.task import PlannedTask
 from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.identity import build_key
 from tune_model.tune.pool import Job, build
-from tune_model.tune.workshop import InterruptedRaceError, Workshop
+from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
 
 __all__ = ["Builds"]
+
+_LAST_BUILDS_S = 3.0
+"""Builds that are running when time is up get so long to end before something is measured beside them."""
 
 
 class Builds:
@@ -55,6 +58,7 @@ class Builds:
 
         Raises:
             InterruptedRaceError: The user asked to stop meanwhile.
+            AbandonedRaceError: The whole run's time is over.
         """
         self.request([candidate], urgent=True)
         while candidate not in self._done:
@@ -62,7 +66,7 @@ class Builds:
         return self._done[candidate]
 
     def settle(self) -> None:
-        """Wait until nothing is being built, or the budget is spent."""
+        """Wait until nothing is being built, or time is up; then nothing more is begun, so that measuring can be."""
         while not self.shop.out_of_time:
             if self._tickets:
                 self._collect()
@@ -70,6 +74,8 @@ class Builds:
                 return
             elif self.shop.stop.is_set():
                 raise InterruptedRaceError
+        self.drop()
+        self.shop.pool.wait_idle(_LAST_BUILDS_S)
 
     def as_ready(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """Yield candidates as their builds finish; all at the end where builds would disturb the timing."""
@@ -96,6 +102,8 @@ class Builds:
     def _collect(self, timeout_s: float = 1.0) -> None:
         if self.shop.stop.is_set():
             raise InterruptedRaceError
+        if self.shop.is_over and not self.shop.is_assembling:
+            raise AbandonedRaceError
         for ticket, result in self.shop.pool.wait(self._tickets, timeout_s).items():
             candidate = self._tickets.pop(ticket)
             self._done[candidate] = result

@@ -21,9 +21,8 @@ from tune_model.tune.interval import paired_ratio, percentile
 from tune_model.tune.policy import Policy
 from tune_model.tune.race import RaceRules, race
 from tune_model.tune.record import Trail
-from tune_model.tune.record import Trail
 from tune_model.tune.records import Body, Finalist, Outcome, Refusal, Timing
-from tune_model.tune.workshop import InterruptedRaceError, Workshop
+from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
 
 __all__ = ["Contest"]
 
@@ -213,7 +212,9 @@ class Contest:
         baseline = self.builds.obtain(self.baseline)
         if isinstance(baseline, Rejected):
             raise _UnmeasurableError(baseline)
+        began = self.shop.budget.spent_s
         opened = self.shop.device.open(Bench(self.planned.task, self.policy, baseline, self.seed))
+        self.shop.budget.note_open(self.shop.budget.spent_s - began)
         if isinstance(opened, Rejected):
             _mind_abandonment(opened)
             raise _UnmeasurableError(opened)
@@ -259,6 +260,22 @@ class Contest:
         if self.shop.stop.is_set():
             raise InterruptedRaceError
 
+    def survey(self) -> None:
+        """Time the extern alone, to know what there is to gain."""
+        try:
+            self._ensure_open()
+            self.time(self.baseline, 0)
+        except (AbandonedRaceError, _UnmeasurableError):
+            pass  # the race itself says so, if it comes to that
+        finally:
+            self._close()
+
+    @property
+    def extern_us(self) -> float | None:
+        """The extern's time, as far as the records know it."""
+        known = self.shop.records.timing(self.key_of(self.baseline), 0)
+        return None if known is None else known.median_us
+
     def run(self) -> None:
         """Race the candidates and record the outcome.
 
@@ -267,7 +284,7 @@ class Contest:
         """
         try:
             self.outcome = self._run()
-        except _AbandonedError:
+        except AbandonedRaceError:
             self.complete = False
             self._mind_interruption()
         except _UnmeasurableError as error:
@@ -275,12 +292,16 @@ class Contest:
             if error.rejected.reason not in _PASSING:
                 self.shop.records.add(self.key, self.planned.key, self.outcome)
         finally:
-            self.builds.drop()
-            if self._open:
-                self.shop.device.finish()
-                self._open = False
+            self._close()
 
-    def _run(self) -> Outcome:
+    def _close(self) -> None:
+        self.builds.drop()
+        if self._open:
+            self.shop.device.finish()
+            self._open = False
+
+    def _run(self) -> Outcome | None:
+        """Return the outcome; `None` when time was up before anything could compete with the extern."""
         self.prefetch()
         self._ensure_open()
         if not self.shop.overlap:
@@ -304,10 +325,11 @@ class Contest:
         # One brief timing on a CPU that others share may be far off: only the truly slow are out at once.
         finalists = 3 if self.shop.options.effort is Effort.QUICK else 5
         rules = RaceRules(finalists, hopeless=1.5 if self.shop.overlap else 3.0)
-        last = race(self.builds.as_ready(rivals), self, rules, self._layouts_of)
+        last = [c for c in race(self.builds.as_ready(rivals), self, rules, self._layouts_of) if c != self.baseline]
         self.complete = not self.shop.out_of_time
-        outcome = self._final([c for c in last if c != self.baseline])
-        return self._keep(outcome) if self.complete else outcome
+        if self.complete:
+            return self._keep(self._final(last))
+        return self._final(last) if last else None
 
     def _keep(self, outcome: Outcome) -> Outcome:
         """Record an outcome, also for machines on which it will be stale."""
@@ -348,6 +370,7 @@ class Contest:
         """Time the finalists interleaved with the extern; one that fails is out, and the rest go again."""
         field = [self.baseline, *finalists]
         repeats = 0
+        began = self.shop.budget.spent_s
         while True:
             self._mind_interruption()
             entries = self._entries(field)
@@ -369,6 +392,7 @@ class Contest:
                 if not doubtful or self.shop.pause():
                     self.shop.repeated += 1
                     continue
+            self.shop.budget.note_final(self.shop.budget.spent_s - began, len(field))
             return self._outcome(entries, samples)
 
     def _entries(self, field: Sequence[Candidate]) -> list[tuple[Candidate, Built]]:
@@ -407,14 +431,10 @@ class Contest:
         return Outcome((finalists[0], *sorted(finalists[1:], key=lambda f: -f.gain)))
 
 
-class _AbandonedError(Exception):
-    """The run has to end now; what is measured is recorded."""
-
-
 def _mind_abandonment(rejected: Rejected) -> None:
     """Tell a measurement that was given up because the run has to end from a candidate that failed."""
     if rejected.reason == "abandoned":
-        raise _AbandonedError
+        raise AbandonedRaceError
 
 
 class _UnmeasurableError(Exception):

@@ -12,7 +12,16 @@ from tune_model.runtime.program import TensorType
 from tune_model.tune.candidate import Effort, Family
 from tune_model.tune.target import CudaTarget, Target
 
-__all__ = ["Estimate", "TaskEstimate", "call_us", "estimate", "estimate_seconds", "program_bytes"]
+__all__ = [
+    "Estimate",
+    "TaskEstimate",
+    "call_us",
+    "estimate",
+    "estimate_seconds",
+    "floor_us",
+    "program_bytes",
+    "survey_seconds",
+]
 
 _TASK_S: Final = {"cuda": 0.8, "cpu": 0.4}
 """Inputs, reference and final of one task (H200 and a 2-core server, 2026-11)."""
@@ -63,12 +72,26 @@ def estimate_seconds(target: Target, tasks: int, candidates: int, build_workers:
     return max(building, measuring) if kind == "cuda" else building + measuring
 
 
+def survey_seconds(target: Target, tasks: int) -> float:
+    """Guess the wall time of timing the externs alone."""
+    return 0.5 * tasks * _TASK_S["cuda" if isinstance(target, CudaTarget) else "cpu"]
+
+
 def call_us(planned: PlannedTask, target: Target) -> float:
     """Guess a call's time before anything is measured, to begin with the tasks where most of it goes."""
     if isinstance(target, CudaTarget):
         bytes_per_us, flops_per_us, launch_us = 2e6, 3e8, 3.0
     else:
         bytes_per_us, flops_per_us, launch_us = 1e4, 2e4 * target.threads, 5.0
+    return launch_us + max(planned.size_bytes / bytes_per_us, planned.flops / flops_per_us)
+
+
+def floor_us(planned: PlannedTask, target: Target) -> float:
+    """Return a time that no kernel for a task beats: its traffic and its operations at more than a machine can do."""
+    if isinstance(target, CudaTarget):
+        bytes_per_us, flops_per_us, launch_us = 5e6, 1e9, 1.0
+    else:
+        bytes_per_us, flops_per_us, launch_us = 2e4 * target.threads, 1e5 * target.threads, 0.5
     return launch_us + max(planned.size_bytes / bytes_per_us, planned.flops / flops_per_us)
 
 

@@ -21,7 +21,7 @@ from tune_model.tune.interval import paired_ratio, percentile
 from tune_model.tune.layouts import Settlement, settle_layouts
 from tune_model.tune.race import beats
 from tune_model.tune.records import Confirmation, Finalist
-from tune_model.tune.workshop import InterruptedRaceError, Workshop
+from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
 
 __all__ = ["Guard", "judge"]
 
@@ -73,15 +73,19 @@ class Guard:
         disturbed: Tasks with a finalist that could not be confirmed because other processes were in the way.
     """
 
-    def __init__(self, plan: Plan, contests: Sequence[Contest], shop: Workshop) -> None:
+    def __init__(self, plan: Plan, shop: Workshop) -> None:
         self.plan = plan
-        self.contests = {contest.planned.key: contest for contest in contests}
         self.shop = shop
+        self.contests: dict[str, Contest] = {}
         self.unconfirmed: set[str] = set()
         self.cut_short = False
         self.disturbed: set[str] = set()
         self._found: dict[tuple[str, Candidate], Confirmation | None] = {}
         self._is_fresh = False
+
+    def attend(self, contests: Sequence[Contest]) -> None:
+        """Take the races whose winners are to be confirmed."""
+        self.contests = {contest.planned.key: contest for contest in contests}
 
     def settle(self, finals: Mapping[str, Sequence[Finalist]], *, may_measure: bool) -> Settlement:
         """Settle the layouts, and with them the winners, until every winner but the extern is confirmed.
@@ -98,7 +102,7 @@ class Guard:
                 return settlement
             new.sort(key=lambda task: -self._at_stake(task, settlement.winners[task]))
             for place, task in enumerate(new):
-                self.cut_short = self.cut_short or self.shop.stop.is_set() or self.shop.is_over
+                self.cut_short = self.cut_short or self.shop.is_over
                 if self.cut_short or not self._confirm(task, settlement.winners[task]):
                     self.unconfirmed.add(task)
                     continue
@@ -174,7 +178,7 @@ class Guard:
         contest = self.contests[task]
         try:
             baseline, built = contest.builds.obtain(contest.baseline), contest.builds.obtain(winner.candidate)
-        except InterruptedRaceError:
+        except (AbandonedRaceError, InterruptedRaceError):
             return False
         if isinstance(baseline, Rejected) or isinstance(built, Rejected):
             return False

@@ -26,7 +26,7 @@ from tune_model.tune.candidate import Rejected, label
 from tune_model.tune.choice import Choice, Measurement, Tuning
 from tune_model.tune.contest import Contest
 from tune_model.tune.device import Device
-from tune_model.tune.estimate import call_us, estimate_seconds, program_bytes
+from tune_model.tune.estimate import call_us, estimate_seconds, floor_us, program_bytes, survey_seconds
 from tune_model.tune.events import Event, RecordsDamaged, TaskDone, TaskStarted, TuneFinished, TuneStarted
 from tune_model.tune.families import families_for
 from tune_model.tune.guard import Guard
@@ -35,7 +35,6 @@ from tune_model.tune.options import TuneOptions
 from tune_model.tune.policy import policy_for
 from tune_model.tune.probe_cuda import require_gpu
 from tune_model.tune.race import beats, select_winner
-from tune_model.tune.record import Trail
 from tune_model.tune.record import Trail
 from tune_model.tune.records import Finalist, Refusal, Timing
 from tune_model.tune.target import CudaTarget, Target
@@ -46,6 +45,12 @@ __all__ = ["WinnerLostError", "tune", "tune_with"]
 
 _AHEAD: Final = 8
 """Queued builds per build process: enough that none idles while a race is measured."""
+
+_SURVEY_PART: Final = 0.1
+"""Of a budget, that may be spent on timing the externs before the first race."""
+
+_LEAST_GAIN: Final = 0.05
+"""Of an extern's time, that may always be gained."""
 
 
 class WinnerLostError(TuneModelError):
@@ -73,10 +78,13 @@ def tune(plan: Plan, target: Target, options: TuneOptions, report: Callable[[Eve
         require_gpu(target, options.device_index)
     device: Device
     if options.isolate:
-        device = DeviceWorker(target, options.device_index)
+        device = worker = DeviceWorker(target, options.device_index)
     else:
-        device = open_workbench(target, options.device_index)
-    return tune_with(plan, Workshop(families_for(target), target, device, options, report))
+        device, worker = open_workbench(target, options.device_index), None
+    shop = Workshop(families_for(target), target, device, options, report)
+    if worker is not None:
+        worker.seconds_left = shop.seconds_left
+    return tune_with(plan, shop)
 
 
 def tune_with(plan: Plan, shop: Workshop) -> Tuning:
@@ -97,22 +105,28 @@ class _Run:
         for task in plan.tasks:
             largest = max((sizes[site.program] for site in task.sites), default=0)
             self.contests.append(Contest(task, policy_for(shop.target, largest), shop))
-        self.guard = Guard(plan, self.contests, shop)
         self.order = sorted(self.contests, key=lambda c: -c.planned.weight * call_us(c.planned, shop.target))
+        self.guard = Guard(plan, shop)
 
     def run(self) -> Tuning:
         shop = self.shop
         self._announce()
-        for index, contest in enumerate(self.order):
-            self._race(index, contest)
+        if shop.budget.is_limited:
+            self._survey()
+        for index in range(len(self.order)):
+            self._race(index)
+        if shop.budget.is_limited:
+            self._go_on()
+        self.guard.attend(self.contests)
         finals = {contest.planned.key: _finalists(contest) for contest in self.contests}
         settlement = self.guard.settle(finals, may_measure=self.stopped != "interrupted")
         if self.guard.cut_short and self.guard.unconfirmed and not self.stopped:
             self.stopped = "interrupted" if shop.stop.is_set() else "budget"
-        shop.stop.clear()  # what is left to do is to assemble what there is
+        shop.stop.clear()
+        shop.is_assembling = True
         code: dict[str, bytes] = {}
         choices = tuple(self._choose(contest, settlement, code) for contest in self.contests)
-        seconds = time.monotonic() - shop.started
+        seconds = shop.budget.spent_s
         shop.report(TuneFinished(shop.builds, shop.measured, seconds, self.stopped, shop.repeated))
         return Tuning(
             plan=settlement.plan,
@@ -138,25 +152,64 @@ class _Run:
         replayed = len(self.contests) - len(open_contests)
         shop.report(TuneStarted(len(self.contests), total, replayed, seconds if open_contests else 0.0, stale))
 
-    def _race(self, index: int, contest: Contest) -> None:
+    def _survey(self) -> None:
+        """With little time, know first where it is worth most: put the races in the order of weight x possible gain."""
+        shop = self.shop
+        unknown = [contest for contest in self.order if contest.outcome is None and contest.extern_us is None]
+        if survey_seconds(shop.target, len(unknown)) <= _SURVEY_PART * shop.budget.seconds:
+            for contest in unknown:
+                if shop.out_of_time:
+                    break
+                try:
+                    contest.survey()
+                except InterruptedRaceError:
+                    self.stopped = "interrupted"
+                    break
+        self.order.sort(key=lambda contest: -self._worth(contest))
+
+    def _worth(self, contest: Contest) -> float:
+        """Return weight x possible gain; what is near its floor is worth little, but not nothing."""
+        planned, target = contest.planned, self.shop.target
+        us = contest.extern_us or call_us(planned, target)
+        return planned.weight * max(us - floor_us(planned, target), _LEAST_GAIN * us)
+
+    def _go_on(self) -> None:
+        """Give what is left of the search's time to the races whose share did not suffice."""
+        shop = self.shop
+        while not self.stopped and not shop.budget.is_searched_out:
+            cut = [index for index, contest in enumerate(self.order) if not contest.complete]
+            before = shop.measured
+            for index in cut:
+                contest = self.order[index]
+                again = Contest(contest.planned, contest.policy, shop)
+                self.order[index] = again
+                self.contests[self.contests.index(contest)] = again
+                self._race(index)
+            if shop.measured == before:
+                break
+        unfinished = any(contest.outcome is None or not contest.complete for contest in self.contests)
+        if unfinished and not self.stopped:
+            self.stopped = "budget"
+
+    def _race(self, index: int) -> None:
         """Run one race unless its outcome is known or the run has to stop."""
         shop = self.shop
+        contest = self.order[index]
         planned = contest.planned
         started = time.monotonic()
         shop.report(TaskStarted(index, planned.key, planned.label, len(contest.field)))
         replayed = contest.outcome is not None
-        if not replayed and not self.stopped:
-            if shop.out_of_time:
-                self.stopped = "budget"
-            else:
-                self._feed(index)
-                try:
-                    contest.run()
-                except InterruptedRaceError:
-                    self.stopped = "interrupted"
-                if not contest.complete:
-                    self.stopped = "budget"
+        if not replayed and not self.stopped and not shop.budget.is_searched_out:
+            rest = sum(self._worth(other) for other in self.order[index:] if other.outcome is None)
+            shop.budget.allot(self._worth(contest), rest)
+            self._feed(index)
+            try:
+                contest.run()
+            except InterruptedRaceError:
+                self.stopped = "interrupted"
         best = select_winner(_finalists(contest))
+        if best.candidate != contest.baseline:
+            shop.budget.note_winner()
         baseline_us = _finalists(contest)[0].median_us
         seconds = time.monotonic() - started
         status = _status(contest, best)
@@ -166,6 +219,8 @@ class _Run:
 
     def _feed(self, index: int) -> None:
         """Queue builds of the races to come: no build process idles, and a CPU builds for several tasks at a time."""
+        if self.shop.budget.is_limited and not self.shop.overlap:
+            return  # each race pays for its own builds
         for contest in self.order[index:]:
             if contest.outcome is None:
                 contest.prefetch()
@@ -216,11 +271,11 @@ class _Run:
 
 
 def _finalists(contest: Contest) -> tuple[Finalist, ...]:
-    """Return a race's finalists: the extern alone where the final decides nothing, and without a time without one."""
+    """Return a race's finalists: the extern alone where there was no final, or one that decides nothing."""
     if contest.outcome is not None and contest.outcome.finalists:
         finalists = contest.outcome.finalists
         return finalists[:1] if finalists[0].doubtful else finalists
-    return (Finalist(contest.baseline, (), 0.0, 1.0, 1.0, 1.0, 1, unconditional=False),)
+    return (Finalist(contest.baseline, (), contest.extern_us or 0.0, 1.0, 1.0, 1.0, 1, unconditional=False),)
 
 
 def _status(contest: Contest, winner: Finalist) -> str:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from tune_model.tune.budget import Budget
 from tune_model.tune.candidate import Built, Candidate, Family, Rejected
 from tune_model.tune.device import Device
 from tune_model.tune.events import Event
@@ -18,14 +19,14 @@ from tune_model.tune.source import digest_family
 from tune_model.tune.store import KernelStore
 from tune_model.tune.target import CudaTarget, Target
 
-__all__ = ["InterruptedRaceError", "Workshop"]
+__all__ = ["AbandonedRaceError", "InterruptedRaceError", "Workshop"]
 
 _TRANSIENT = frozenset({"timeout", "crash", "out of memory"})
 """Build failures that may not come again; they are recorded for this race, but not kept with the built kernels."""
 
 
-_OVERDRAFT = 1.1
-"""Part of the budget after which the guard stops as well; what is left to do then takes a moment."""
+_GRACE_S = 5.0
+"""After Ctrl-C the candidate in flight may finish, unless it takes longer than this."""
 
 _PAUSE_S = 0.5
 _PATIENCE_S = 10.0
@@ -34,6 +35,10 @@ _PATIENCE_S = 10.0
 
 class InterruptedRaceError(Exception):
     """The user asked to stop: the race in flight is abandoned. Internal; `tune` returns what it has."""
+
+
+class AbandonedRaceError(Exception):
+    """The time of the whole run is over: the race in flight is abandoned; what it measured is recorded. Internal."""
 
 
 class Workshop:
@@ -50,6 +55,8 @@ class Workshop:
         options: The caller's.
         report: Told what happens.
         stop: Set when the user interrupts.
+        budget: The run's time.
+        is_assembling: All measuring is over; what is left is fetched whatever the time.
         builds: Kernels built in this run.
         measured: Measurements taken in this run.
         repeated: Measurements among them that something disturbed, so that they were taken again.
@@ -81,7 +88,9 @@ class Workshop:
         self.builds = 0
         self.measured = 0
         self.repeated = 0
-        self.started = time.monotonic()
+        self.budget = Budget(options.budget_s)
+        self.is_assembling = False
+        self._stop_seen: float | None = None
         self._patience_s = _PATIENCE_S
         self._by_name = {family.name: family for family in families}
         self._sources: dict[str, FamilySource] = {}
@@ -93,19 +102,26 @@ class Workshop:
 
     @property
     def out_of_time(self) -> bool:
-        """The budget is spent."""
-        budget_s = self.options.budget_s
-        return budget_s is not None and time.monotonic() - self.started >= budget_s
+        """The race at hand has used up its share, or the search its time."""
+        return self.budget.is_spent
 
     @property
     def is_over(self) -> bool:
-        """The budget is overdrawn: nothing at all may be measured any more."""
-        budget_s = self.options.budget_s
-        return budget_s is not None and time.monotonic() - self.started >= _OVERDRAFT * budget_s
+        """Nothing at all may be measured any more: the budget is overdrawn, or the user has asked to stop."""
+        return self.budget.left_s <= 0 or self.stop.is_set()
+
+    def seconds_left(self) -> float:
+        """Return how long a wait may still take: until the budget is overdrawn, or a moment after Ctrl-C."""
+        if not self.stop.is_set():
+            self._stop_seen = None
+            return self.budget.left_s
+        if self._stop_seen is None:
+            self._stop_seen = time.monotonic()
+        return min(self.budget.left_s, self._stop_seen + _GRACE_S - time.monotonic())
 
     def pause(self) -> bool:
         """Wait a little for the machine to calm down; `False` at once when this run has waited long enough."""
-        if self._patience_s <= 0 or self.out_of_time:
+        if self._patience_s <= 0 or self.out_of_time or self.is_over:
             return False
         self._patience_s -= _PAUSE_S
         self.stop.wait(_PAUSE_S)

@@ -204,9 +204,27 @@ def test_an_interrupted_run_ships_nothing_unconfirmed(runs: Runs):
     assert [c.winner.family for c in rest.choices] == ["planted", "planted"]
 
 
-def test_a_spent_budget_ships_nothing_unconfirmed(runs: Runs, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Workshop, "is_over", property(lambda _shop: True))
-    tuning = runs(Fresh({}))
+def test_a_spent_budget_ships_nothing_unconfirmed(runs: Runs):
+    class Late(Fresh):
+        def close(self) -> None:
+            runs.shop.budget.started -= 1000.0  # so long did starting the fresh process take
+            super().close()
+
+    tuning = runs(Late({}), 1, 8, budget_s=600.0)
+    assert tuning.stopped == "budget"
+    # The one in flight is finished.
+    choices = sorted((c.winner.family, c.status) for c in tuning.choices)
+    assert choices == [("aten", "unconfirmed"), ("planted", "tuned")]
+
+
+def test_a_budget_that_is_overdrawn_at_once_confirms_nothing(runs: Runs):
+    class Long(Fresh):
+        def compare(self, candidates, rung):  # type: ignore[no-untyped-def]
+            runs.shop.budget.started -= 1000.0
+            return super().compare(candidates, rung)
+
+    tuning = runs(Long({}), budget_s=600.0)
+    assert tuning.stopped == "budget"
     assert tuning.stopped == "budget"
     assert (only(tuning).winner.family, only(tuning).status) == ("aten", "unconfirmed")
 

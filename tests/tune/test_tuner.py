@@ -272,7 +272,7 @@ def test_a_budget_ends_a_run_in_time_and_goes_to_the_heaviest_first(runs: Runs):
     plan = linear_plan(1, 8, 64)
     heaviest = msgspec.structs.replace(plan.tasks[1], weight=1e6)
     plan = msgspec.structs.replace(plan, tasks=(plan.tasks[0], heaviest, plan.tasks[2]))
-    families = (ATEN, FakeFamily("fast", tuple((("n", n),) for n in range(15))))
+    families = (ATEN, FakeFamily("fast", tuple((("n", n),) for n in range(40))))
     settings = TuneOptions(runs.folder / "r.sqlite", runs.folder / "k", budget_s=1.5)
     shop = Workshop(families, TARGET, Slow({"aten": 40.0, "fast": 5.0}), settings, runs.take)
     tuning = tune_with(plan, shop)

@@ -139,8 +139,41 @@ class Records:
 
     def export(self) -> Iterator[bytes]:
         """Yield every row as a line of JSON, in the order written."""
-        for row in self._rows(""):
+        for row in self.rows():
             yield msgspec.json.encode(row, order="deterministic") + b"\n"
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every sound row, in the order written."""
+        return self._rows("")
+
+    def numbers(self) -> dict[int, Row | None]:
+        """Return every row by its number, in the order written; `None` for one that was changed on the disk."""
+        statement = "select id, key, task, body, digest from records order by id"
+        found: dict[int, Row | None] = {}
+        try:
+            for number, key, task, body, digest in self.connection.execute(statement):
+                sound = digest == row_digest(key, task, body)
+                found[number] = Row(key, task, msgspec.json.decode(body, type=Body)) if sound else None
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            msg = f"{self.path}: the records cannot be read ({error}); run again to have them set aside and rebuilt"
+            raise RecordsError(msg) from error
+        return found
+
+    def remove(self, numbers: Iterable[int]) -> int:
+        """Remove rows for good and give their space back; returns how many there were.
+
+        Raises:
+            RecordsError: Another tuner holds the database for a minute, or there is no space to work in.
+        """
+        try:
+            with self.connection:
+                cursor = self.connection.executemany("delete from records where id = ?", ((n,) for n in numbers))
+            self.connection.execute("vacuum")
+            self.connection.execute("pragma wal_checkpoint(truncate)")
+            return max(cursor.rowcount, 0)
+        except sqlite3.Error as error:
+            msg = f"{self.path}: rows cannot be removed ({error}); run it again when no tuner is at work"
+            raise RecordsError(msg) from error
 
     def _bodies(self, key: str, kind: str) -> list[Body]:
         return [row.body for row in self._rows("where key = ? and kind = ?", key, kind)]

@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "retune": "Tune again from an artifact alone, on this machine, without the model.",
     "coverage": "List sizes that a deployment will ask for and an artifact lacks.",
     "merge": "Put artifacts for several machines into one bundle.",
+    "records": "List, count, prune, merge or export the database of measurements.",
     "plan": "Show programs, tasks and candidates without tuning and without a GPU.",
     "schema": "Print the configuration's JSON Schema, for editors and validators.",
 }

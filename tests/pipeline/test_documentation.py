@@ -26,7 +26,9 @@ def command_of(name: str) -> click.Command:
 def test_every_option_of_every_command_is_described(repository: Path, name: str):
     page = (repository / "docs" / "commands" / f"{name}.md").read_text(encoding="utf-8")
     rows = "\n".join(line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `"))
-    options = {o for p in command_of(name).params if isinstance(p, click.Option) for o in (*p.opts, *p.secondary_opts)}
+    command = command_of(name)
+    params = [p for one in getattr(command, "commands", {"": command}).values() for p in one.params]
+    options = {o for p in params if isinstance(p, click.Option) for o in (*p.opts, *p.secondary_opts)}
     assert set(re.findall(r"(?<!\S)`(--?[a-z][a-z-]*)", rows)) == options
     assert "Exit codes: " in page or not options
 

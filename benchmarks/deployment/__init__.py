@@ -1,0 +1,1 @@
+"""What `benchmarks/serving.py` measures: whole models as a server runs them, beside what their users have today."""

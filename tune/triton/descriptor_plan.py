@@ -69,13 +69,20 @@ def descriptor_plan(product: Product, config: Config) -> KernelPlan:
     splits, pdl = int(values["split_k"]), bool(values["pdl"])
     rows = product.epilogue.m.extent
     demands = (*product.epilogue.nest.requires, *_strides(product))
+    partials = Workspace("ws0", "float32", f"({rows})*{splits * product.n * product.halves}")
+    if values["last_adds"]:
+        operands, epilogue = epilogue_function(product)
+        launch = _launch(product, config, operands, epilogue)
+        counters = Workspace(
+            "ws1", "int32", _tiles(product, int(values["block_m"]), int(values["block_n"])), counters=True
+        )
+        return KernelPlan((launch,), (partials, counters), product.layouts, demands)
     if splits == 1:
         operands, epilogue = epilogue_function(product, returns=bool(values["store"]))
         launch = _launch(product, config, operands, epilogue)
         return KernelPlan((launch,), (), product.layouts, demands)
     first = _launch(product, config, (Slot("ws0", "float32"),), partial_function(product))
-    workspace = Workspace("ws0", "float32", f"({rows})*{splits * product.n * product.halves}")
-    return KernelPlan((first, sum_launch(product, splits, pdl=pdl)), (workspace,), product.layouts, demands)
+    return KernelPlan((first, sum_launch(product, splits, pdl=pdl)), (partials,), product.layouts, demands)
 
 
 def _launch(product: Product, config: Config, operands: Argument, epilogue: Argument) -> Launch:
@@ -87,12 +94,14 @@ def _launch(product: Product, config: Config, operands: Argument, epilogue: Argu
     splits, programs, store = int(values["split_k"]), int(values["programs"]), bool(values["store"])
     rows = product.epilogue.m.extent
     (result, *_), (stored, *_) = product.form.results, product.epilogue.nest.stores
-    specialise = bool(values["specialise"])
+    specialise, last_adds = bool(values["specialise"]), bool(values["last_adds"])
     arguments: dict[str, Argument] = {
         "x": Slot(product.epilogue.a.slot, dtype),
         "w": Slot(product.epilogue.b.slot, dtype),
         "result": Slot(result.name, result.type.dtype, aligned=store),
         "operands": operands,
+        "partials": Slot("ws0", "float32") if last_adds else Constant(None),
+        "counters": Slot("ws1", "int32") if last_adds else Constant(None),
         "m_size": SizeOf(rows),
         "x_stride": _x_stride(product),
         "w_stride": Constant(_leading(product)),
@@ -106,6 +115,7 @@ def _launch(product: Product, config: Config, operands: Argument, epilogue: Argu
         "BLOCK_K": Constant(int(values["block_k"])),
         "GROUP_M": Constant(int(values["group_m"])),
         "SPLIT_K": Constant(splits),
+        "LAST_ADDS": Constant(last_adds),
         "PROGRAMS": Constant(programs),
         "SWAP": Constant(bool(values["swap"])),
         "SPECIALISE": Constant(specialise),
@@ -119,9 +129,13 @@ def _launch(product: Product, config: Config, operands: Argument, epilogue: Argu
         "EPILOGUE": epilogue,
     }
     options = Options(int(values["num_warps"]), int(values["num_stages"]), programmatic=bool(values["pdl"]))
-    tiles = f"cdiv({rows}, {block_m})*{-(-product.n // block_n) * splits}"
+    tiles = _tiles(product, block_m, block_n, splits)
     grid: Dim = f"min({programs}, {tiles})" if programs else tiles
     return Launch(descriptor_matmul.descriptor_matmul, arguments, (grid, 1, 1), options)
+
+
+def _tiles(product: Product, block_m: int, block_n: int, splits: int = 1) -> str:
+    return f"cdiv({product.epilogue.m.extent}, {block_m})*{-(-product.n // block_n) * splits}"
 
 
 def _leading(product: Product) -> int:

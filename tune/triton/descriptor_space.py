@@ -126,7 +126,10 @@ def descriptor_space(product: Product, target: CudaTarget) -> tuple[Config, ...]
                         continue
                     for group, late in ((8, 0.0), (4, 2.0), (16, 2.2)) if product.m > 256 else ((8, 0.0),):
                         config = _config(tile, mode, splits, group, target, swap=swap)
-                        found.setdefault(config, base + 0.35 * place + late)
+                        cost = base + 0.35 * place + late
+                        # The last program's sum saves a launch; a second kernel's spreads over the device.
+                        for last_adds, more in ((True, 0.0), (False, 1.0)) if splits > 1 else ((False, 0.0),):
+                            found.setdefault((*config, ("last_adds", last_adds)), cost + more)
     return tuple(sorted(found, key=lambda config: found[config]))
 
 
@@ -176,6 +179,8 @@ def _fits(product: Product, tile: _Tile, mode: _Mode, splits: int, target: CudaT
     if swap and (wide < 64 or mode.subtiles > 1 or mode.store):
         return False
     if mode.specialise and (tile.num_warps != 4 or (wide == 64 and accumulators > 64 * 128)):
+        return False
+    if mode.subtiles > 1 and splits > 1:
         return False
     if mode.store and (splits > 1 or not stores_through_descriptor(product)):
         return False

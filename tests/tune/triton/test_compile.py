@@ -221,7 +221,7 @@ def descriptor_modes(m: int) -> list[dict]:
     for config in family_named("triton_persistent").configurations(task, cuda_target(), Effort.THOROUGH):
         values = dict(config)
         mode = tuple(values[name] for name in ("programs", "specialise", "subtiles", "store", "layout", "swap"))
-        modes.setdefault((*mode, values["split_k"] > 1), values)
+        modes.setdefault((*mode, values["split_k"] > 1, values["last_adds"]), values)
     return list(modes.values())
 
 

@@ -121,10 +121,15 @@ def test_tiles_fetched_through_descriptors(m: int, tail: str, specialise: bool, 
 
 @pytest.mark.parametrize(
     ("m", "splits", "specialise"),
-    [(m, splits, False) for m in (5, 16, 50, 128) for splits in (1, 2, 4)] + [(m, 4, True) for m in (5, 16, 50)],
+    [(m, splits, False) for m in (5, 16, 50) for splits in (1, 2, 4)]
+    + [(m, 4, True) for m in (5, 16, 50)]
+    + [(128, 1, False), (128, 4, False)],
 )
 def test_few_rows_fetched_through_descriptors(m: int, splits: int, specialise: bool):
-    check(linear(m, 1536, 4096, tail="residual"), "triton_persistent", 2, split_k=splits, specialise=specialise)
+    # Near the front of the list are sums by the last program, and by a second launch with several parts.
+    for last_adds in {1: (False,), 2: (True,), 4: (True, False) if m < 128 else (True,)}[splits]:
+        mode = {"split_k": splits, "last_adds": last_adds, "specialise": specialise}
+        check(linear(m, 1536, 4096, tail="residual"), "triton_persistent", 2, **mode)
 
 
 @pytest.mark.parametrize("k", [4096, 65536])

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from tune_model.tune.triton.kernels.dependency import prefetch_weights, wait_for_predecessor
+from tune_model.tune.triton.kernels.matmul import add_if_last
 
 
 @triton.jit
@@ -78,8 +79,14 @@ def finish(
     m_size,
     operands,
     result_tiles,
+    partials,
+    counter,
+    N: tl.constexpr,
+    HALVES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    LAST_ADDS: tl.constexpr,
     SWAP: tl.constexpr,
     STORE: tl.constexpr,
     EPILOGUE: tl.constexpr,
@@ -87,13 +94,18 @@ def finish(
     """Run the epilogue over a tile that begins at a row and a column; with STORE it returns what is to be written."""
     rows = row + tl.arange(0, BLOCK_M)
     columns = column + tl.arange(0, BLOCK_N)
-    if STORE:
-        value = EPILOGUE(acc0, acc1, place, rows[:, None], columns[None, :], m_size, operands)
-        result_tiles.store([row, column], value)
-    elif SWAP:
-        EPILOGUE(acc0, acc1, place, rows[None, :], columns[:, None], m_size, operands)
+    if SWAP:
+        rows = rows[None, :]
+        columns = columns[:, None]
     else:
-        EPILOGUE(acc0, acc1, place, rows[:, None], columns[None, :], m_size, operands)
+        rows = rows[:, None]
+        columns = columns[None, :]
+    if STORE:
+        result_tiles.store([row, column], EPILOGUE(acc0, acc1, place, rows, columns, m_size, operands))
+    elif LAST_ADDS:
+        add_if_last(acc0, acc1, place, rows, columns, m_size, operands, partials, counter, N, HALVES, SPLIT_K, EPILOGUE)
+    else:
+        EPILOGUE(acc0, acc1, place, rows, columns, m_size, operands)
 
 
 @triton.jit
@@ -106,8 +118,14 @@ def finish_in_parts(
     m_size,
     operands,
     result_tiles,
+    partials,
+    counter,
+    N: tl.constexpr,
+    HALVES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    LAST_ADDS: tl.constexpr,
     SWAP: tl.constexpr,
     STORE: tl.constexpr,
     SUBTILES: tl.constexpr,
@@ -115,12 +133,52 @@ def finish_in_parts(
 ):
     """Run the epilogue over SUBTILES parts of the tile's columns, one after another: fewer registers, less memory."""
     if SUBTILES == 1:
-        finish(acc0, acc1, place, row, column, m_size, operands, result_tiles, BLOCK_M, BLOCK_N, SWAP, STORE, EPILOGUE)
+        finish(
+            acc0,
+            acc1,
+            place,
+            row,
+            column,
+            m_size,
+            operands,
+            result_tiles,
+            partials,
+            counter,
+            N,
+            HALVES,
+            BLOCK_M,
+            BLOCK_N,
+            SPLIT_K,
+            LAST_ADDS,
+            SWAP,
+            STORE,
+            EPILOGUE,
+        )
     else:
         half: tl.constexpr = BLOCK_N // 2
         left0, right0 = halve(acc0)
         left1, right1 = halve(acc1)
-        finish(left0, left1, place, row, column, m_size, operands, result_tiles, BLOCK_M, half, SWAP, STORE, EPILOGUE)
+        finish(
+            left0,
+            left1,
+            place,
+            row,
+            column,
+            m_size,
+            operands,
+            result_tiles,
+            partials,
+            counter,
+            N,
+            HALVES,
+            BLOCK_M,
+            half,
+            SPLIT_K,
+            LAST_ADDS,
+            SWAP,
+            STORE,
+            EPILOGUE,
+        )
         finish(
             right0,
             right1,
@@ -130,8 +188,14 @@ def finish_in_parts(
             m_size,
             operands,
             result_tiles,
+            partials,
+            counter,
+            N,
+            HALVES,
             BLOCK_M,
             half,
+            SPLIT_K,
+            LAST_ADDS,
             SWAP,
             STORE,
             EPILOGUE,
@@ -153,6 +217,8 @@ def descriptor_matmul(
     w,
     result,
     operands,
+    partials,
+    counters,
     m_size,
     x_stride,
     w_stride,
@@ -166,6 +232,7 @@ def descriptor_matmul(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    LAST_ADDS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     SWAP: tl.constexpr,
     SPECIALISE: tl.constexpr,
@@ -184,6 +251,8 @@ def descriptor_matmul(
         w: Likewise, `w_stride` apart.
         result: Where STORE writes, rows of N contiguous elements; unused without it.
         operands: The epilogue's.
+        partials: For LAST_ADDS, [SPLIT_K, m_size, N * HALVES].
+        counters: For LAST_ADDS, a zero for each tile.
         m_size: Rows.
         x_stride: A multiple of 16 bytes.
         w_stride: A multiple of 16 bytes.
@@ -197,6 +266,7 @@ def descriptor_matmul(
         BLOCK_K: Elements of k that are fetched at a time.
         GROUP_M: Rows of tiles that share the columns they read.
         SPLIT_K: Ranges of K; each is a tile of its own, and the epilogue gets its number.
+        LAST_ADDS: The last of a tile's ranges to be done adds them all and finishes the tile.
         PROGRAMS: How many programs walk all tiles; 0 gives each tile its own.
         SWAP: Make the weights the left operand, so that few rows still fill the tensor cores' wide side.
         SPECIALISE: Let some warps only fetch.
@@ -242,6 +312,9 @@ def descriptor_matmul(
             tile = tile % whole
             first = split * span
             last = tl.minimum(first + span, K)
+        counter = counters
+        if LAST_ADDS:
+            counter += tile
         pid_m, pid_n = place_of(tile, grid_m, grid_n, GROUP_M)
         acc0, acc1 = accumulate(
             x_tiles,
@@ -269,8 +342,14 @@ def descriptor_matmul(
             m_size,
             operands,
             result_tiles,
+            partials,
+            counter,
+            N,
+            HALVES,
             BLOCK_M,
             BLOCK_N,
+            SPLIT_K,
+            LAST_ADDS,
             SWAP,
             STORE,
             SUBTILES,
@@ -287,6 +366,9 @@ def descriptor_matmul(
                 inner = tile % whole
                 first = split * span
                 last = tl.minimum(first + span, K)
+            counter = counters
+            if LAST_ADDS:
+                counter += inner
             pid_m, pid_n = place_of(inner, grid_m, grid_n, GROUP_M)
             acc0, acc1 = accumulate(
                 x_tiles,
@@ -314,8 +396,14 @@ def descriptor_matmul(
                 m_size,
                 operands,
                 result_tiles,
+                partials,
+                counter,
+                N,
+                HALVES,
                 BLOCK_M,
                 BLOCK_N,
+                SPLIT_K,
+                LAST_ADDS,
                 SWAP,
                 STORE,
                 SUBTILES,

@@ -142,7 +142,21 @@ def matmul(
         rows = rows[:, None]
         columns = columns[None, :]
     if LAST_ADDS:
-        add_if_last(acc0, acc1, rows, columns, m_size, operands, partials, counters + pid, N, HALVES, SPLIT_K, EPILOGUE)
+        add_if_last(
+            acc0,
+            acc1,
+            tl.program_id(1),
+            rows,
+            columns,
+            m_size,
+            operands,
+            partials,
+            counters + pid,
+            N,
+            HALVES,
+            SPLIT_K,
+            EPILOGUE,
+        )
     else:
         EPILOGUE(acc0, acc1, place, rows, columns, m_size, operands)
 
@@ -151,6 +165,7 @@ def matmul(
 def add_if_last(
     acc0,
     acc1,
+    split,
     rows,
     columns,
     m_size,
@@ -170,7 +185,7 @@ def add_if_last(
     mask = (rows < m_size) & (columns < N)
     step = m_size.to(tl.int64) * (N * HALVES)
     pointers = partials + rows.to(tl.int64) * (N * HALVES) + columns
-    mine = pointers + tl.program_id(1) * step
+    mine = pointers + split * step
     tl.store(mine, acc0, mask=mask)
     if HALVES == 2:
         tl.store(mine + N, acc1, mask=mask)
@@ -179,11 +194,11 @@ def add_if_last(
     if arrived == SPLIT_K - 1:
         total0 = tl.zeros_like(acc0)
         total1 = tl.zeros_like(acc1)
-        for split in tl.static_range(SPLIT_K):
+        for part in tl.static_range(SPLIT_K):
             # Past the first-level cache, which knows nothing of other programs' stores.
-            total0 += tl.load(pointers + split * step, mask=mask, other=0.0, cache_modifier=".cg")
+            total0 += tl.load(pointers + part * step, mask=mask, other=0.0, cache_modifier=".cg")
             if HALVES == 2:
-                total1 += tl.load(pointers + split * step + N, mask=mask, other=0.0, cache_modifier=".cg")
+                total1 += tl.load(pointers + part * step + N, mask=mask, other=0.0, cache_modifier=".cg")
         if HALVES == 1:
             total1 = total0
         EPILOGUE(total0, total1, 0, rows, columns, m_size, operands)

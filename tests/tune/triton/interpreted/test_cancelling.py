@@ -13,13 +13,14 @@ from tune_model.tune.relayout import relaid_form, relay
 
 GEMV = {"block_n": 8, "block_k": 2048, "num_warps": 4, "stages": 2, "unroll": 1}
 TILE = {"block_m": 16, "block_n": 32, "block_k": 256, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False}
-MODE = {"split_k": 1, "programs": 0, "specialise": False, "subtiles": 1, "store": False}
+MODE = {"split_k": 1, "last_adds": False, "programs": 0, "specialise": False, "subtiles": 1, "store": False}
 COMMON = {"layout": "plain", "pdl": False, "prefetch": False}
 KERNELS = {
     "gemv": (triton_gemv.FAMILY, GEMV),
     "tiles": (triton_matmul.FAMILY, TILE),
     "swapped": (triton_matmul.FAMILY, TILE | {"block_n": 64, "swap": True}),
     "split": (triton_split_k.FAMILY, TILE | {"split_k": 4, "last_adds": False}),
+    "split, the last adds": (triton_split_k.FAMILY, TILE | {"split_k": 4, "last_adds": True}),
     "described": (triton_persistent.FAMILY, TILE | MODE),
     "described and split": (triton_persistent.FAMILY, TILE | MODE | {"split_k": 4}),
 }

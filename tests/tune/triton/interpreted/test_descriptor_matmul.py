@@ -19,7 +19,7 @@ TF32 = NumericRules(allow_tf32=True)
 
 def tile(m: int = 32, n: int = 32, k: int = 32, **changes: object) -> dict[str, object]:
     config = {"block_m": m, "block_n": n, "block_k": k, "group_m": 2, "num_warps": 4, "num_stages": 3, "swap": False}
-    mode = {"split_k": 1, "programs": 0, "specialise": False, "subtiles": 1, "store": False}
+    mode = {"split_k": 1, "last_adds": False, "programs": 0, "specialise": False, "subtiles": 1, "store": False}
     return config | mode | {"layout": "plain", "pdl": False, "prefetch": False} | changes
 
 
@@ -57,9 +57,11 @@ def test_ways_to_finish_a_tile(tail: str, subtiles: int, store: bool):
 @pytest.mark.parametrize("splits", [2, 3])
 @pytest.mark.parametrize("tail", ["", "residual", "swiglu"])
 @pytest.mark.parametrize("programs", [0, 4])
-def test_split_k(splits: int, tail: str, programs: int):
-    check(linear(37, 72, 200, tail=tail), tile(split_k=splits, programs=programs))
-    check(linear(9, 72, 200, tail=tail), tile(16, 64, 32, split_k=splits, programs=programs, swap=True))
+@pytest.mark.parametrize("last_adds", [False, True])
+def test_split_k(splits: int, tail: str, programs: int, last_adds: bool):
+    mode = {"split_k": splits, "programs": programs, "last_adds": last_adds}
+    check(linear(37, 72, 200, tail=tail), tile(**mode))
+    check(linear(9, 72, 200, tail=tail), tile(16, 64, 32, swap=True, **mode))
 
 
 def test_other_types_and_a_weight_stored_by_columns():

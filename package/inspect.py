@@ -4,18 +4,18 @@ Needs no torch, no device and no weights, and runs nothing of the artifact.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from tune_model.package.contents import code_kinds
+from tune_model.package.fingerprints import CudaToRun
 from tune_model.package.format.members import kernel_member
 from tune_model.package.format.records import ChoiceRecord, NoteRecord, TaskRecord
-from tune_model.package.format.tensors import element_bytes
+from tune_model.package.memory import MemoryPlan, activation_bytes, plan_memory, type_bytes
 from tune_model.package.read import Artifact
-from tune_model.runtime.expression import evaluate
 from tune_model.runtime.kernel import CpuLaunch, CudaLaunch
-from tune_model.runtime.program import Apply, Program, Ref, TensorType
+from tune_model.runtime.program import Apply, Program
 from tune_model.runtime.replay import Entry
 from tune_model.tune.candidate import label
 
@@ -135,6 +135,7 @@ class ArtifactFacts(msgspec.Struct, frozen=True):
         digest: The artifact's identity.
         size_bytes: Of all files.
         programs: By phase.
+        memory: What it occupies when it is served.
         tasks: Largest share of the time first.
         kernels: By file.
         notes: How it was traced.
@@ -153,6 +154,7 @@ class ArtifactFacts(msgspec.Struct, frozen=True):
     digest: str
     size_bytes: int
     programs: tuple[ProgramFacts, ...]
+    memory: MemoryPlan
     tasks: tuple[TaskFacts, ...]
     kernels: tuple[KernelFacts, ...]
     notes: tuple[str, ...]
@@ -191,6 +193,14 @@ def describe(artifact: Artifact) -> ArtifactFacts:
         digest=manifest.digest,
         size_bytes=sum(len(data) for data in artifact.files.values()),
         programs=tuple(_program(p, grids.get(name, {})) for name, p in artifact.programs.items()),
+        memory=plan_memory(
+            artifact.programs,
+            artifact.replay,
+            grids,
+            rows=manifest.request.max_batch,
+            weight_bytes=manifest.model.weight_bytes,
+            graphs=isinstance(manifest.must_match_to_run, CudaToRun),
+        ),
         tasks=_tasks(tasks, choices),
         kernels=_kernels(artifact),
         notes=tuple(notes),
@@ -215,49 +225,15 @@ def _program(program: Program, grid: Mapping[str, tuple[int, ...]]) -> ProgramFa
         calls=dict(calls.most_common()),
         distinct_forms=len(program.forms),
         weights=len(program.weights),
-        weight_bytes=sum(_bytes(weight.type, {}) for weight in program.weights),
+        weight_bytes=sum(type_bytes(weight.type, {}) for weight in program.weights),
         memory=_memory(program, grid),
     )
 
 
-def _bytes(type_: TensorType, symbols: Mapping[str, int]) -> int:
-    size = element_bytes(type_.dtype)
-    for dim in type_.shape:
-        size *= evaluate(dim, symbols)
-    return size
-
-
 def _memory(program: Program, grid: Mapping[str, tuple[int, ...]]) -> MemoryFacts:
     point = {s.name: max(grid.get(s.name, (s.default or s.minimum,))) for s in program.symbols}
-    last: dict[str, int] = {}
-    for index, step in enumerate(program.steps):
-        for name in _reads(step):
-            last[name] = index
-    kept = {output.value for output in program.outputs}
-    alive = peak = 0
-    for index, step in enumerate(program.steps):
-        made = step.outputs if isinstance(step, Apply) else tuple(r for r in step.results if r is not None)
-        alive += sum(_bytes(program.values[name], point) for name in made if name in program.values)
-        peak = max(peak, alive)
-        dead = {name for name in (*_reads(step), *made) if last.get(name, index) == index} - kept
-        alive -= sum(_bytes(program.values[name], point) for name in dead if name in program.values)
-    caches = sum(_bytes(i.type, point) for i in program.inputs if i.role == "cache")
-    return MemoryFacts(point, peak, caches)
-
-
-def _reads(step: msgspec.Struct) -> Iterable[str]:
-    if isinstance(step, Apply):
-        yield from step.inputs
-        return
-    pending: list[object] = [step]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Ref):
-            yield value.name
-        elif isinstance(value, msgspec.Struct):
-            pending += [getattr(value, field) for field in value.__struct_fields__]
-        elif isinstance(value, tuple):
-            pending += value
+    caches = sum(type_bytes(i.type, point) for i in program.inputs if i.role == "cache")
+    return MemoryFacts(point, activation_bytes(program, point), caches)
 
 
 def _tasks(tasks: Mapping[str, TaskRecord], choices: list[ChoiceRecord]) -> tuple[TaskFacts, ...]:

@@ -6,12 +6,16 @@ from typing import TypeVar
 
 from tune_model.tune.candidate import Config, Effort
 
-__all__ = ["LIMITS", "interleave", "thin", "with_dependent_launch", "with_prefetch"]
+__all__ = ["LIMITS", "SHORT_BYTES", "interleave", "thin", "with_dependent_launch", "with_prefetch"]
 
 T = TypeVar("T")
 
 LIMITS = {Effort.QUICK: 8, Effort.BALANCED: 40, Effort.THOROUGH: 400}
 """Most configurations per family and task."""
+
+
+SHORT_BYTES = 8 << 20
+"""Weights that an H200 reads in some two microseconds, about what a launch costs."""
 
 
 def thin(configurations: Iterable[Config], effort: Effort, share: float = 1.0) -> Iterator[Config]:
@@ -34,16 +38,19 @@ def with_dependent_launch(configurations: Iterable[Config], *, offered: bool) ->
     yield from _in_forms(configurations, ((("pdl", False),), *([(("pdl", True),)] if offered else ())))
 
 
-def with_prefetch(configurations: Iterable[Config], *, offered: bool) -> Iterator[Config]:
+def with_prefetch(configurations: Iterable[Config], *, offered: bool, short: bool = False) -> Iterator[Config]:
     """Give every configuration `pdl` and `prefetch`: neither, and where `offered` both, or the first alone.
 
     Args:
         configurations: Most promising first.
         offered: The device and the task allow dependent launches.
+        short: The kernel is little longer than a launch, so that both come first.
     """
     forms: list[Config] = [(("pdl", False), ("prefetch", False))]
     if offered:
         forms += [(("pdl", True), ("prefetch", True)), (("pdl", True), ("prefetch", False))]
+    if short and offered:
+        forms = [forms[1], forms[0], forms[2]]
     yield from _in_forms(configurations, forms)
 
 

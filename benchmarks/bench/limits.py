@@ -17,13 +17,14 @@ _COPY_BYTES: Final = {"cuda": 2 << 30, "cpu": 64 << 20}
 def measure_copy(arena: Arena) -> float:
     """Return terabytes per second, read plus written, of a large copy within the device's memory."""
     with torch.no_grad(), arena.stopwatch.context():
-        source = torch.empty(_COPY_BYTES[arena.device.type], dtype=torch.uint8, device=arena.device).fill_(1)
+        source = torch.ones(_COPY_BYTES[arena.device.type] // 4, device=arena.device)
         copy = torch.empty_like(source)
 
         def run(_number: int) -> None:
-            copy.copy_(source)
+            # By a kernel: a copy in a CUDA graph is left to an engine that reaches two thirds of this (H200).
+            torch.mul(source, 1.0, out=copy)
 
-        found = 2 * source.numel() / median_us(arena, run) / 1e6
+        found = 2 * source.nbytes / median_us(arena, run) / 1e6
     arena.release()
     return found
 

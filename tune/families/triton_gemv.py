@@ -6,7 +6,7 @@ from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.relayout import TRANSPOSED
-from tune_model.tune.search_order import thin, with_prefetch
+from tune_model.tune.search_order import SHORT_BYTES, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import gemv_plan, read_product
@@ -49,7 +49,8 @@ class TritonGemv:
         transposed = [] if isinstance(turned, Rejected) else gemv_space(turned, target)
         # Rows of a plain weight are what a program streams; the transpose is for weights that prefill wants so.
         space = with_layouts(gemv_space(product, target), transposed, every=5)
-        yield from thin(with_prefetch(space, offered=overlap), effort, 1.0)
+        short = product.weight_bytes <= SHORT_BYTES
+        yield from thin(with_prefetch(space, offered=overlap, short=short), effort, 1.0)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""

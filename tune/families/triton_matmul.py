@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import thin, with_prefetch
+from tune_model.tune.search_order import SHORT_BYTES, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import Product, matmul_plan, read_product, transposed_weight
@@ -46,7 +46,8 @@ class TritonMatmul:
         tiles = matmul_space(product, target)
         can_turn = not isinstance(transposed_weight(task), Rejected)
         space = with_layouts(tiles, tiles if can_turn else (), every=2)
-        yield from thin(with_prefetch(space, offered=overlap), effort, _share(product))
+        short = product.weight_bytes <= SHORT_BYTES
+        yield from thin(with_prefetch(space, offered=overlap, short=short), effort, _share(product))
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""
@@ -63,7 +64,7 @@ class TritonMatmul:
 
 def _share(product: Product) -> float:
     """Return this family's part of the search: with few rows `triton_gemv` is likelier to win."""
-    return 0.25 if product.m == 1 else 0.5 if product.m <= 4 else 0.6
+    return 0.25 if product.m == 1 else 0.5 if product.m <= 4 else 1.0 if product.m <= 128 else 0.6
 
 
 FAMILY = TritonMatmul()

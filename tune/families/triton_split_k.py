@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import thin, with_prefetch
+from tune_model.tune.search_order import SHORT_BYTES, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import Product, read_product, split_k_plan, transposed_weight
@@ -53,7 +53,8 @@ class TritonSplitK:
         tiles = split_k_space(product, target)
         can_turn = not isinstance(transposed_weight(task), Rejected)
         space = with_layouts(tiles, tiles if can_turn else (), every=2)
-        yield from thin(with_prefetch(space, offered=overlap), effort, _share(product))
+        short = product.weight_bytes <= SHORT_BYTES
+        yield from thin(with_prefetch(space, offered=overlap, short=short), effort, _share(product))
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""

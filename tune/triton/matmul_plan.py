@@ -72,6 +72,11 @@ class Product(NamedTuple):
     precision: str
 
     @property
+    def weight_bytes(self) -> int:
+        """Size of the right operand, all batches of it."""
+        return self.n * self.halves * self.k * self.batches * ELEMENT_BYTES[self.epilogue.dtype]
+
+    @property
     def batch(self) -> Axis | None:
         """The batch axis."""
         return self.epilogue.batch

@@ -85,6 +85,9 @@ _FEW_ROWS = (
     (16, 64, 256, 3, 4, True),
     (16, 128, 64, 5, 4, True),
 )
+_FEW_ROWS_AT_MOST = 128
+"""With fewer rows a product waits for its weights: tiles are chosen for how many are under way at a time."""
+
 _MANY_ROWS = (
     (128, 256, 64, 3, 8, False),
     (256, 128, 64, 3, 8, False),
@@ -235,7 +238,7 @@ def _spread(product: Product, target: CudaTarget) -> list[Tile]:
 def _anchors(product: Product) -> tuple[list[Tile], list[Tile]]:
     """Return our anchors, and these with Inductor's, cut to the task: no block longer than what it covers."""
     rows, halves = _rows_tile(product.m), product.halves
-    few = product.m <= 64
+    few = product.m <= _FEW_ROWS_AT_MOST
     columns, length = 1 << (product.n - 1).bit_length(), 1 << (product.k - 1).bit_length()
     cut: dict[Tile, None] = {}
 
@@ -249,7 +252,9 @@ def _anchors(product: Product) -> tuple[list[Tile], list[Tile]]:
 
     ordinary = product.precision == "ieee"
     for m, n, k, stages, warps, swap in _ORDINARY if ordinary else _FEW_ROWS if few else _MANY_ROWS:
-        add((rows if few and not ordinary else m, n, k, stages, warps, swap), fewer_warps=False)
+        # Swapped, the rows are the narrow side; two tiles of 64 fill more of the device than one of 128.
+        for block_m in (m,) if ordinary or not few else (rows,) if rows <= 64 else (64,) if swap else (64, rows):
+            add((block_m, n, k, stages, warps, swap), fewer_warps=False)
     own = list(cut)
     for m, n, k, stages, warps in INDUCTOR:
         add((m, n, k, stages, warps, False), fewer_warps=True)

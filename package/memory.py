@@ -1,7 +1,7 @@
 """What an artifact will occupy on its device when it is served: weights, cache, workspace, graphs.
 
-Needs no torch and no device. Not in it: temporaries inside a step that runs as several operators, and what torch and the
-driver take for themselves (a CUDA context, libraries' workspaces, the nodes of graphs).
+Needs no torch and no device. Not in it: temporaries inside a step that runs as several operators, and what torch and
+the driver take for themselves (a CUDA context, libraries' workspaces, the nodes of graphs).
 """
 
 from collections.abc import Iterable, Mapping

@@ -64,7 +64,7 @@ def test_kernels_scratch_counts_where_it_is_used():
 
 
 def test_activations_bound_what_is_alive_between_steps():
-    """Torch's own allocations in a run, as its profiler sees them: `t0` inside the form is the one that comes on top."""
+    """Torch's own allocations in a run, as its profiler sees them: `t0` inside the form comes on top."""
     program = softmax_program()
     weights = {"w": torch.randn(6, 8), "bias": torch.randn(6)}
     run = Executor(program, weights, {"one": torch.ones(1)}, empty_replay(), {}, "cpu")

@@ -231,7 +231,7 @@ def _time_deviation(choice: ChoiceRecord) -> float:
     timings = [m for m in choice.measurements if m.candidate == choice.winner and m.median_us > 0]
     if not timings:
         return 0.0
-    last = next((m for m in reversed(timings) if m.stage == "final"), timings[-1])
+    last = next((m for m in reversed(timings) if m.stage in {"final", "guard"}), timings[-1])
     spread = max(last.high_us - last.low_us, 0.0) / _PERCENTILE_WIDTH
     return _MEDIAN_FACTOR * spread / math.sqrt(max(last.samples, 1)) / last.median_us
 

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tune_model.package.inspect import ArtifactFacts
-    from tune_model.package.read import ChoosePart
+    from tune_model.package.memory import MemoryPlan
+    from tune_model.package.read import Artifact, ChoosePart
+    from tune_model.pipeline.report.facts import TaskFacts
 
 __all__ = ["command"]
 
@@ -22,6 +24,7 @@ Reads and checks the files; loads no kernel, needs no GPU and no weights. Of a b
 \b
   tune-model inspect llama-3-8b.tuned
   tune-model inspect llama-3-8b.tuned --json | jq '.tasks[0]'
+  tune-model inspect llama-3-8b.tuned --footprints "rms_norm 1x4096"
   tune-model inspect llama-3-8b.both.tuned --part sm_90
 """
 
@@ -29,15 +32,29 @@ Reads and checks the files; loads no kernel, needs no GPU and no weights. Of a b
 @click.command("inspect", help=HELP)
 @artifact_argument
 @part_option
+@click.option(
+    "--footprints",
+    "task",
+    metavar="TASK",
+    default=None,
+    help="Show how one task's race went, step by step: part of its name, or the beginning of its key.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON; of a bundle, a list with each part's.")
-def command(artifact_path: str, part: "ChoosePart | None", as_json: bool) -> None:
+def command(artifact_path: str, part: "ChoosePart | None", task: str | None, as_json: bool) -> None:
     """Open, describe, print."""
     import msgspec
 
     from tune_model.package.inspect import describe
-    from tune_model.package.read import open_parts
+    from tune_model.package.read import open_artifact, open_parts
     from tune_model.pipeline.console import console
 
+    if task is not None:
+        found = find_task(open_artifact(artifact_path, part), task)
+        if as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        else:
+            print_race(found, console())
+        return
     parts = open_parts(artifact_path)
     if part is not None:
         parts = (part(parts),)
@@ -49,6 +66,62 @@ def command(artifact_path: str, part: "ChoosePart | None", as_json: bool) -> Non
         print_parts(artifact_path, facts, console())
     else:
         print_facts(facts[0], console())
+
+
+def find_task(artifact: "Artifact", text: str) -> "TaskFacts":
+    """Return the one task that a text means: part of its label, or the beginning of its key.
+
+    Raises:
+        click.BadParameter: None is meant, or several.
+    """
+    from tune_model.pipeline.report.gather import gather
+    from tune_model.pipeline.report.source import from_artifact
+
+    tasks = gather(from_artifact(artifact)).tasks
+    exact = [task for task in tasks if text in (task.label, task.key)]
+    found = exact or [task for task in tasks if text.lower() in task.label.lower() or task.key.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    names = [task.label for task in (found or tasks)]
+    listed = "; ".join(names[:8]) + (f"; and {len(names) - 8} more" if len(names) > 8 else "")
+    problem = f"means {len(found)} tasks" if found else "means no task"
+    raise click.BadParameter(f"{text!r} {problem}; expected one of: {listed}", param_hint="--footprints")
+
+
+def print_race(task: "TaskFacts", out: "Console") -> None:
+    """Print how a task was raced: its descents step by step, then every candidate in the order timed."""
+    from rich.table import Table
+
+    from tune_model.pipeline.console import gain_text, time_text
+
+    out.print(
+        f"{task.label} ({task.key}): {task.winner}, {time_text(task.after_us)}, plain operators "
+        f"{time_text(task.before_us)}, {gain_text(task.before_us, task.after_us)} ({task.status})",
+        markup=False,
+        soft_wrap=True,
+    )
+    if task.footprints:
+        steps = Table(title="footprints", title_justify="left")
+        for name in ("climb", "stood on", "time", "tried", "went"):
+            steps.add_column(name, justify="right" if name in {"time", "tried"} else "left", overflow="fold")
+        for step in task.footprints:
+            time = time_text(step.at_us) if step.at_us else "out"
+            tried = f"{step.tried} {step.around}"
+            steps.add_row(f"{step.family} {step.descent + 1}", step.at, time, tried, step.moved or "stays")
+        out.print(steps)
+    else:
+        out.print("raced from a list, not climbed", markup=False)
+    table = Table(title="in the order timed", title_justify="left")
+    for name in ("candidate", "race", "final", "again", ""):
+        table.add_column(name, justify="left" if name in {"candidate", ""} else "right", overflow="fold")
+    for candidate in task.race:
+        race = ", ".join(time_text(us) for us in candidate.race_us)
+        later = [time_text(us) if us is not None else "" for us in (candidate.final_us, candidate.guard_us)]
+        table.add_row(candidate.label, race, *later, "disturbed" if candidate.disturbed else "")
+    out.print(table)
+    rejected = ", ".join(f"{count} {reason}" for reason, count in task.rejected.items())
+    if rejected:
+        out.print(f"rejected: {rejected}", markup=False, soft_wrap=True)
 
 
 def print_parts(path: str, parts: Sequence["ArtifactFacts"], out: "Console") -> None:
@@ -65,6 +138,19 @@ def print_parts(path: str, parts: Sequence["ArtifactFacts"], out: "Console") -> 
         counts = str(len(facts.tasks)), str(len(facts.kernels))
         table.add_row(facts.target, facts.digest[:12], *counts, size_text(facts.size_bytes))
     out.print(table)
+
+
+def memory_line(plan: "MemoryPlan") -> str:
+    """Say what the device will hold when the artifact is served."""
+    from tune_model.pipeline.console import size_text
+
+    parts = [f"weights {size_text(plan.weights)}"]
+    if plan.rows:
+        parts.append(f"cache {size_text(plan.cache)} ({plan.rows} rows of {plan.slots} slots)")
+    parts.append(f"workspace {size_text(plan.workspace)}")
+    if plan.graphs:
+        parts.append(f"{plan.graphs} step graphs with {size_text(plan.graph_outputs)} of logits")
+    return f"served: {', '.join(parts)}; together {size_text(plan.total)}"
 
 
 def print_facts(facts: "ArtifactFacts", out: "Console") -> None:
@@ -90,6 +176,7 @@ def print_facts(facts: "ArtifactFacts", out: "Console") -> None:
             f"activations at most {size_text(memory.activations)}",
             markup=False,
         )
+    out.print(f"\n{memory_line(facts.memory)}", markup=False)
     table = Table(title="tasks", title_justify="left")
     for name in ("task", "winner", "time", "extern", "speedup", "share", "timed", "status"):
         table.add_column(name, justify="left" if name in {"task", "winner", "status"} else "right", overflow="fold")

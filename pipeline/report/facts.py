@@ -12,6 +12,7 @@ from tune_model.pipeline.report.roofline import Roofs
 
 __all__ = [
     "CandidateFacts",
+    "FootprintFacts",
     "KindFacts",
     "Missing",
     "PhaseFacts",
@@ -33,6 +34,7 @@ class CandidateFacts(msgspec.Struct, frozen=True):
         family: `triton_gemv`.
         race_us: Its times in the race, one per rung it reached.
         final_us: In the final, interleaved with the others; `None` if it did not get there.
+        guard_us: Measured again in a fresh process beside the plain operators; `None` if it was not.
         low_us: 20th percentile of its last timing.
         high_us: 80th percentile.
         error: Relative, against float64.
@@ -43,6 +45,7 @@ class CandidateFacts(msgspec.Struct, frozen=True):
     family: str
     race_us: tuple[float, ...]
     final_us: float | None
+    guard_us: float | None
     low_us: float
     high_us: float
     error: float
@@ -51,7 +54,32 @@ class CandidateFacts(msgspec.Struct, frozen=True):
     @property
     def us(self) -> float:
         """Its time as well as it is known."""
-        return self.race_us[-1] if self.final_us is None else self.final_us
+        known = [us for us in (self.guard_us, self.final_us) if us is not None]
+        return known[0] if known else self.race_us[-1] if self.race_us else 0.0
+
+
+class FootprintFacts(msgspec.Struct, frozen=True):
+    """One step of a coordinate descent.
+
+    Attributes:
+        family: Whose configurations were climbed.
+        descent: 0 for the first, then one more for each restart.
+        at: Label of the candidate it stood on.
+        at_us: Its time; `None` when it was out.
+        tried: How many candidates were asked for the first time here.
+        around: `neighbours` (one parameter) or `diagonals` (two at once).
+        to: Label of where it went; empty when nothing around was faster.
+        moved: What changed on the way: `num_warps 4 -> 8`.
+    """
+
+    family: str
+    descent: int
+    at: str
+    at_us: float | None
+    tried: int
+    around: str
+    to: str
+    moved: str
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
@@ -77,7 +105,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
         flops: Of one call.
         size_bytes: Least traffic of one call.
         race: Every candidate that was timed.
-        climbed: The candidates were found step by step (coordinate descent), not from a list.
+        footprints: Steps of its coordinate descents; empty when its candidates were a list.
         rejected: Candidates that were out, counted by reason, most frequent first.
     """
 
@@ -100,7 +128,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     flops: int
     size_bytes: int
     race: tuple[CandidateFacts, ...]
-    climbed: bool
+    footprints: tuple[FootprintFacts, ...]
     rejected: dict[str, int]
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 import msgspec
 
@@ -21,6 +20,7 @@ from tune_model.pipeline.report.facts import (
     TaskFacts,
     Totals,
 )
+from tune_model.pipeline.report.footprints import footprints
 from tune_model.pipeline.report.interval import Gain, Part, total_gain
 from tune_model.pipeline.report.roofline import Attained, Roofs, floor_us, limited_by, make_roofs, task_dtype
 from tune_model.pipeline.report.source import ReportSource
@@ -31,10 +31,6 @@ from tune_model.tune.choice import Measurement
 from tune_model.tune.target import CudaTarget, Target
 
 __all__ = ["gather"]
-
-_CLIMBING: Final = frozenset({"reduction", "pointwise"})
-_CLIMBS_FROM: Final = 3
-"""Fewer steps of one family than this show no path."""
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -228,8 +224,7 @@ def _task(row: _Row, roofs: Roofs, before_us: float, after_us: float) -> TaskFac
         flops=planned.flops,
         size_bytes=planned.size_bytes,
         race=race,
-        climbed=planned.task.form.kind in _CLIMBING
-        and max(Counter(c.family for c in race).values(), default=0) >= _CLIMBS_FROM,
+        footprints=tuple(step for trail in choice.trails for step in footprints(trail)),
         rejected=dict(Counter(r.reason for _, r in choice.rejections).most_common()),
     )
 
@@ -242,13 +237,15 @@ def _race(measurements: Sequence[Measurement]) -> tuple[CandidateFacts, ...]:
     facts: list[CandidateFacts] = []
     for candidate, found in timings.items():
         finals = [m for m in found if m.stage == "final"]
-        last = finals[-1] if finals else found[-1]
+        guards = [m for m in found if m.stage == "guard"]
+        last = (guards or finals or found)[-1]
         facts.append(
             CandidateFacts(
                 label=label(candidate),
                 family=candidate.family,
-                race_us=tuple(m.median_us for m in found if m.stage != "final"),
+                race_us=tuple(m.median_us for m in found if m.stage == "race"),
                 final_us=finals[-1].median_us if finals else None,
+                guard_us=guards[-1].median_us if guards else None,
                 low_us=last.low_us,
                 high_us=last.high_us,
                 error=last.error,

@@ -126,7 +126,7 @@ def _races(facts: ReportFacts) -> Iterator[str]:
 
 def _race(task: TaskFacts) -> Iterator[str]:
     rejected = ", ".join(f"{count} {reason}" for reason, count in task.rejected.items())
-    how = "climbed, " if task.climbed else ""
+    how = "climbed, " if task.footprints else ""
     yield f"**{_cell(task.label)}** ({how}{len(task.race)} timed{'; rejected: ' + rejected if rejected else ''})"
     yield ""
     fastest = sorted(task.race, key=lambda c: (c.final_us is None, c.us))[:_FASTEST]
@@ -138,6 +138,11 @@ def _race(task: TaskFacts) -> Iterator[str]:
         ),
         numbers_from=1,
     )
+    for step in task.footprints:
+        time = time_text(step.at_us) if step.at_us else "out"
+        yield f"- {_cell(step.at)} {time}, {step.tried} {step.around} tried: {_cell(step.moved) or 'stays'}"
+    if task.footprints:
+        yield ""
 
 
 def _rejections(facts: ReportFacts) -> Iterator[str]:

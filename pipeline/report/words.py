@@ -11,9 +11,9 @@ STATUS_MEANINGS = {
     "no gain": "nothing beats the plain operators by more than the noise, so they stay",
     "layout": "chosen for what its weight's layout gains in other tasks",
     "disturbed": "other processes disturbed the times too much to decide, so the plain operators stay",
+    "unconfirmed": "the run ended before the winner was measured again, so the plain operators stay",
     "not searched": "the budget ended before, so the plain operators stay",
     "failed": "could not be measured, so the plain operators stay",
-    "stale": "measured under other library or driver versions",
 }
 
 

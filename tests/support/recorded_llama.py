@@ -17,6 +17,8 @@ from tune_model.pipeline.request import make_request
 from tune_model.runtime.kernel import Kernel
 from tune_model.tune.candidate import Candidate, Rejected
 from tune_model.tune.choice import Choice, Measurement, Tuning
+from tune_model.tune.descent import Rules, descend
+from tune_model.tune.record import Trail
 from tune_model.tune.target import CudaTarget
 
 HEADER, RECORDINGS = read()
@@ -83,4 +85,20 @@ def _choice(task: PlannedTask, recording: Recording) -> Choice:
     low, high = (base[1] / best[2], base[2] / best[1]) if won else (1.0, 1.0)
     kernel = Kernel(task.task.form.body)
     status = "tuned" if won else "no gain"
-    return Choice(task.key, winner, kernel, best[0], base[0], low, high, measurements, tuple(rejections), status)
+    trails = _trails(recording)
+    return Choice(
+        task.key, winner, kernel, best[0], base[0], low, high, measurements, tuple(rejections), status, trails
+    )
+
+
+def _trails(recording: Recording) -> tuple[Trail, ...]:
+    """Climb the recorded times of reductions and pointwise kernels again, for their footprints."""
+    if recording.kind not in {"reduction", "pointwise"}:
+        return ()
+    trails: list[Trail] = []
+    for name in recording.families:
+        times = {c.config: f.race[0][0] if f.race else None for c, f in recording.raced().items() if c.family == name}
+        if name != "aten":
+            found = descend(next(iter(times)), list(times), times.__getitem__, lambda _: None, Rules(diagonals=True))
+            trails.append(Trail(Candidate(name), found.footprints))
+    return tuple(trails)

@@ -28,8 +28,8 @@ def draw_race(task: TaskFacts, classes: Mapping[str, str]) -> str:
     """Draw a race; empty text when nothing was timed.
 
     A dot is a candidate's first timing, all of which compare; a ring is its time in the final, where the machine is in
-    another state; the diamond is the winner's. The dashed line is the plain operators' time in the final. The step line
-    is the best so far, in a climb the path that was taken.
+    another state; the diamond is the winner's, measured again after it. The dashed line is the plain operators' time
+    beside it. The thin line is the best so far, or in a climb the path that was taken.
     """
     race = [c for c in task.race if c.us > 0]
     if not race:
@@ -41,7 +41,9 @@ def draw_race(task: TaskFacts, classes: Mapping[str, str]) -> str:
     parts = _axes(y, len(race))
     if task.before_us > 0:
         parts.append(line(_LEFT, y.place(task.before_us), _WIDTH - _RIGHT, y.place(task.before_us), "extern"))
-    parts.append(_best_so_far(race, places, y))
+    parts += _paths(task, dict(zip((c.label for c in race), zip(places, race, strict=True), strict=True)), y)
+    if not task.footprints:
+        parts.append(_best_so_far(race, places, y))
     for candidate, x in zip(race, places, strict=True):
         parts += _candidate(candidate, task, x, y, classes)
     label = f"{len(race)} candidates for {task.label}: microseconds in the order timed."
@@ -76,6 +78,20 @@ def _best_so_far(race: Sequence[CandidateFacts], places: Sequence[float], y: Log
     return path(points, "best")
 
 
+def _paths(task: TaskFacts, places: Mapping[str, tuple[float, CandidateFacts]], y: LogScale) -> list[str]:
+    """Draw every descent as a line through the candidates it stood on."""
+    walks: dict[tuple[str, int], list[str]] = {}
+    for step in task.footprints:
+        walk = walks.setdefault((step.family, step.descent), [step.at])
+        if step.to:
+            walk.append(step.to)
+    parts: list[str] = []
+    for walk in walks.values():
+        found = [places[name] for name in walk if name in places]
+        parts.append(path([(x, y.place(_first(candidate))) for x, candidate in found], "walk"))
+    return parts
+
+
 def _candidate(
     candidate: CandidateFacts, task: TaskFacts, x: float, y: LogScale, classes: Mapping[str, str]
 ) -> list[str]:
@@ -83,9 +99,10 @@ def _candidate(
     colour = classes.get(candidate.family, "f-aten")
     times = ", ".join(time_text(us) for us in candidate.race_us)
     final = f"; in the final {time_text(candidate.final_us)}" if candidate.final_us is not None else ""
-    title = f"{candidate.label}\n{times}{final}{'; disturbed' if candidate.disturbed else ''}"
+    guard = f"; again {time_text(candidate.guard_us)}" if candidate.guard_us is not None else ""
+    title = f"{candidate.label}\n{times}{final}{guard}{'; disturbed' if candidate.disturbed else ''}"
     parts = [circle(x, first, 2.2, colour, title)]
-    if candidate.final_us is None:
+    if candidate.final_us is None and candidate.label != task.winner:
         return parts
     parts.append(line(x, first, x, last, "lift"))
     if candidate.label == task.winner:

@@ -13,6 +13,8 @@ from tune_model.pipeline.report.inside import with_report
 from tune_model.pipeline.report.source import from_artifact, from_contents
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.choice import Measurement
+from tune_model.tune.descent import Footprint, Tried
+from tune_model.tune.record import Trail
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,7 @@ def test_races_keep_the_order_and_tell_first_timings_from_finals():
         Measurement(loops, 1.6, 1.6, 1.7, 8, "race", disturbed=True),
         Measurement(Candidate("aten"), 3.0, 2.9, 3.2, 9, "final"),
         Measurement(loops, 1.5, 1.4, 1.75, 9, "final", error=1e-7),
+        Measurement(loops, 1.55, 1.5, 1.6, 9, "guard"),
     )
     first, *rest = base.tuning.choices
     changed = msgspec.structs.replace(
@@ -74,13 +77,35 @@ def test_races_keep_the_order_and_tell_first_timings_from_finals():
     )
     found = gather(from_contents(contents(tuning=changed)))
     race = next(t for t in found.tasks if t.winner == "cpp_small(unroll=8)").race
-    assert [(c.label, c.race_us, c.final_us) for c in race] == [
-        ("aten", (3.0,), 3.0),
-        ("cpp_small(unroll=1)", (4.0,), None),
-        ("cpp_small(unroll=8)", (1.7, 1.6), 1.5),
+    assert [(c.label, c.race_us, c.final_us, c.guard_us) for c in race] == [
+        ("aten", (3.0,), 3.0, None),
+        ("cpp_small(unroll=1)", (4.0,), None, None),
+        ("cpp_small(unroll=8)", (1.7, 1.6), 1.5, 1.55),
     ]
-    assert [c.us for c in race] == [3.0, 4.0, 1.5]
+    assert [c.us for c in race] == [3.0, 4.0, 1.55]
     assert found.totals.disturbed == 1
+
+
+def test_footprints_say_what_changed():
+    start, faster = (("unroll", 1), ("grain", 64)), (("unroll", 2), ("grain", 64))
+    trail = Trail(
+        Candidate("cpp_small"),
+        (
+            Footprint(
+                0, Tried(start, 4.0), "neighbours", (Tried(faster, 3.0), Tried((("unroll", 1), ("grain", 32)))), faster
+            ),
+            Footprint(0, Tried(faster, 3.0), "diagonals", ()),
+        ),
+    )
+    base = contents()
+    first, *rest = base.tuning.choices
+    choices = (msgspec.structs.replace(first, trails=(trail,)), *rest)
+    found = gather(from_contents(contents(tuning=msgspec.structs.replace(base.tuning, choices=choices))))
+    task = next(t for t in found.tasks if t.footprints)
+    assert [(s.at, s.at_us, s.tried, s.around, s.moved) for s in task.footprints] == [
+        ("cpp_small(unroll=1, grain=64)", 4.0, 2, "neighbours", "unroll 1 -> 2"),
+        ("cpp_small(unroll=2, grain=64)", 3.0, 0, "diagonals", ""),
+    ]
 
 
 def test_rejections_are_counted_by_reason_with_an_example(facts: ReportFacts):

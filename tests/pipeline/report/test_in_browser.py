@@ -161,6 +161,18 @@ def test_a_link_unfolds_the_race_it_leads_to(browser: Chromium, pages: dict[str,
     assert browser.run(seen)
 
 
+def test_climbs_have_a_path_and_their_steps_unfold(browser: Chromium, pages: dict[str, Path]):
+    browser.open(pages["llama-3-8b"], DESKTOP)
+    climbed = browser.run("document.querySelectorAll('article path.walk').length")
+    assert climbed > 10
+    assert browser.run("document.querySelectorAll('article ol').length") == climbed
+    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    lengths = browser.run("[...document.querySelectorAll('article path.walk')].map(p => p.getTotalLength())")
+    assert sum(length > 5 for length in lengths) > 5
+    assert "->" in browser.run("document.querySelector('article ol').textContent")
+    assert browser.run(OVERHANG) == []
+
+
 def test_a_dot_tells_what_it_is(browser: Chromium, pages: dict[str, Path]):
     browser.open(pages["llama-3-8b"], DESKTOP)
     browser.run(

@@ -1,0 +1,63 @@
+"""`tune-model inspect --footprints`: how one task's race went."""
+
+import json
+from pathlib import Path
+
+import handmade
+import msgspec
+import pytest
+
+from tune_model.package.write import write_artifact
+from tune_model.pipeline import cli
+from tune_model.tune.candidate import Candidate
+from tune_model.tune.descent import Footprint, Tried
+from tune_model.tune.record import Trail
+
+START, FASTER = (("unroll", 1),), (("unroll", 2),)
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> str:
+    tuning = handmade.tuning(handmade.compiled())
+    step = Footprint(0, Tried(START, 4.0), "neighbours", (Tried(FASTER, 3.0),), FASTER)
+    first, *rest = tuning.choices
+    first = msgspec.structs.replace(first, trails=(Trail(Candidate("cpp_small"), (step,)),))
+    tuning = msgspec.structs.replace(tuning, choices=(first, *rest))
+    return str(write_artifact(tmp_path / "a.tuned", handmade.contents(tuning=tuning)))
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_climb_is_shown_step_by_step(artifact: str, capsys):
+    assert cli.run(["inspect", artifact, "--footprints", "matmul 1x8"]) == 0
+    out = shown(capsys)
+    assert "matmul 1x8x8 f32 + relu" in out
+    assert "cpp_small(unroll=1)" in out
+    assert "unroll 1 -> 2" in out
+    assert "1 neighbours" in out
+    assert "rejected: 1 unsupported" in out
+
+
+def test_a_list_is_shown_in_the_order_timed(artifact: str, capsys):
+    assert cli.run(["inspect", artifact, "--footprints", "16X8"]) == 0
+    out = shown(capsys)
+    assert "raced from a list, not climbed" in out
+    assert out.index("│ aten │") < out.index("│ cpp_small(unroll=8) │")
+
+
+def test_a_key_is_as_good_and_json_has_all(artifact: str, capsys):
+    key = handmade.tuning(b"").plan.tasks[0].key
+    assert cli.run(["inspect", artifact, "--footprints", key[:10], "--json"]) == 0
+    task = json.loads(capsys.readouterr().out)
+    assert task["key"] == key
+    assert task["footprints"][0]["moved"] == "unroll 1 -> 2"
+
+
+@pytest.mark.parametrize(("text", "message"), [("matmul", "means 2 tasks"), ("conv", "means no task")])
+def test_a_text_that_means_no_one_task_lists_them(artifact: str, capsys, text: str, message: str):
+    assert cli.run(["inspect", artifact, "--footprints", text]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "matmul 16x8x8 f32 + relu" in err

@@ -11,7 +11,8 @@ from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, W
 __all__ = ["Builds"]
 
 _LAST_BUILDS_S = 3.0
-"""Builds that are running when time is up get so long to end before something is measured beside them."""
+_LAST_PART = 0.02
+"""Builds that are running when time is up may end for so long, or this part of the budget, before more is measured."""
 
 
 class Builds:
@@ -75,7 +76,7 @@ class Builds:
             elif self.shop.stop.is_set():
                 raise InterruptedRaceError
         self.drop()
-        self.shop.pool.wait_idle(_LAST_BUILDS_S)
+        self.shop.pool.wait_idle(min(_LAST_BUILDS_S, _LAST_PART * self.shop.budget.seconds))
 
     def as_ready(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """Yield candidates as their builds finish; all at the end where builds would disturb the timing."""

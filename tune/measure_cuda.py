@@ -97,6 +97,7 @@ class CudaStopwatch:
         order = list(range(len(contenders)))
         shuffle = Random(seed).shuffle  # noqa: S311 (an order of measurements)
         marks: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
+        errors = self.nvml.ecc_events()
         with self.context():
             for calls in contenders:
                 calls.graph.replay()
@@ -112,7 +113,8 @@ class CudaStopwatch:
         times: list[list[float]] = [[] for _ in contenders]
         for index, start, end in marks:
             times[index].append(start.elapsed_time(end) * 1000.0 / contenders[index].calls)
-        disturbed = drifted(times[0]) or slowed
+        # Memory that corrects an error, or retires a page, stalls whoever uses it.
+        disturbed = drifted(times[0]) or slowed or self.nvml.ecc_events() != errors
         return [Samples(tuple(us), disturbed) for us in times]
 
     def context(self) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""The little that is asked of NVIDIA's management library: driver version, highest clock, whether the GPU throttles.
+"""The little that is asked of NVIDIA's management library: driver version, highest clock, throttling, memory errors.
 
 Through ctypes, so that no package is needed and no process is started. What it does not answer is `None`.
 """
@@ -15,6 +15,12 @@ _SLOWED: Final = 0x8 | 0x20 | 0x40 | 0x80
 
 The power cap (0x4) is not among them: a large matmul at its limit is what a deployment sees as well.
 """
+
+
+_CORRECTED: Final = 0
+_UNCORRECTED: Final = 1
+_SINCE_LOADED: Final = 0
+"""NVML's memory error types, and its volatile counter."""
 
 
 class Nvml:
@@ -56,6 +62,19 @@ class Nvml:
         # The name before driver 535 still works on later ones.
         ask = self._library.nvmlDeviceGetCurrentClocksThrottleReasons
         return bool(reasons.value & _SLOWED) if ask(self._handle, ctypes.byref(reasons)) == 0 else None
+
+    def ecc_events(self) -> int | None:
+        """Return how many memory errors, corrected or not, were seen since the driver was loaded."""
+        ask = getattr(self._library, "nvmlDeviceGetTotalEccErrors", None)
+        if ask is None or self._handle is None:
+            return None
+        total = 0
+        for kind in (_CORRECTED, _UNCORRECTED):
+            count = ctypes.c_ulonglong()
+            if ask(self._handle, kind, _SINCE_LOADED, ctypes.byref(count)) != 0:
+                return None
+            total += count.value
+        return total
 
 
 def _load() -> Any:

@@ -12,12 +12,14 @@ from tune_model.runtime.kernel import CpuLaunch, Kernel, Multiple
 from tune_model.runtime.program import Call, Items, Ref
 from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.device import Bench, Device, Passed, Samples
+from tune_model.tune.inputs import make_inputs
 from tune_model.tune.policy import Policy, Rung
 from tune_model.tune.workbench import Workbench
 from tune_model.tune.worker import DeviceWorker
 
 TASK = linear_plan(8).tasks[0].task
 POLICY = Policy("test", 1, 8 * 2048, (Rung(200.0, 3),), Rung(200.0, 7))
+COLD = Policy("test", 1, 1 << 40, (Rung(200.0, 3),), Rung(200.0, 7))
 BASELINE = Built(Kernel(TASK.form.body), {})
 BENCH = Bench(TASK, POLICY, BASELINE, 3)
 
@@ -130,3 +132,42 @@ def test_unwritten_elements_of_a_library_are_seen(tmp_path: Path):
     unwritten = found(1)
     assert isinstance(unwritten, Rejected)
     assert "inf" in unwritten.detail
+
+
+def test_inputs_that_do_not_fit_are_taken_in_fewer_copies(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+
+    def scarce(form, device, seed, copies):  # type: ignore[no-untyped-def]
+        asked.append(copies)
+        if copies > 2:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+        return make_inputs(form, device, seed, copies)
+
+    monkeypatch.setattr("tune_model.tune.workbench.make_inputs", scarce)
+    bench = Workbench(TARGET)
+    assert isinstance(bench.open(msgspec.structs.replace(BENCH, policy=COLD)), Passed)
+    assert asked == [128, 32, 8, 2]
+    assert isinstance(bench.time(Candidate("aten"), BASELINE, COLD.rungs[0]), Samples)
+
+
+def test_a_task_without_memory_for_one_copy_says_so(monkeypatch: pytest.MonkeyPatch):
+    def none(form, device, seed, copies):  # type: ignore[no-untyped-def]
+        raise MemoryError("tried to allocate 1 TB")
+
+    monkeypatch.setattr("tune_model.tune.workbench.make_inputs", none)
+    refused = Workbench(TARGET).open(BENCH)
+    assert refused == Rejected("out of memory", "MemoryError: tried to allocate 1 TB")
+
+
+def test_an_error_that_is_not_about_memory_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+
+    def broken(form, device, seed, copies):  # type: ignore[no-untyped-def]
+        asked.append(copies)
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr("tune_model.tune.workbench.make_inputs", broken)
+    refused = Workbench(TARGET).open(msgspec.structs.replace(BENCH, policy=COLD))
+    assert isinstance(refused, Rejected)
+    assert refused.reason == "launch"
+    assert len(asked) == 1

@@ -1,6 +1,7 @@
 """What every command that tunes does alike: options from a configuration, and after the races the artifact."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -50,12 +51,15 @@ def finish(contents: "ArtifactContents", output: str, *, as_json: bool) -> int:
     """
     from tune_model.package.write import write_artifact
     from tune_model.pipeline.console import console, size_text
-    from tune_model.pipeline.report.inside import with_report
+    from tune_model.pipeline.report.gather import gather
+    from tune_model.pipeline.report.html import render_html
+    from tune_model.pipeline.report.source import from_contents
     from tune_model.pipeline.scoreboard import print_scoreboard
 
-    place = write_artifact(output, with_report(contents))
+    facts = gather(from_contents(contents))
+    place = write_artifact(output, replace(contents, report_html=render_html(facts)))
     if not as_json:
-        print_scoreboard(contents.tuning, console())
+        print_scoreboard(facts, console(), repeated=contents.tuning.repeated)
     console(error=True).print(f"wrote {place} ({size_text(_size(place))})", markup=False)
     return exit_code(contents.tuning)
 

@@ -8,7 +8,9 @@ import pytest
 from rich.console import Console
 
 from tune_model.pipeline.console import gain_text, size_text, time_text
-from tune_model.pipeline.scoreboard import print_scoreboard, scores, step_gain
+from tune_model.pipeline.report.gather import gather
+from tune_model.pipeline.report.source import from_contents
+from tune_model.pipeline.scoreboard import print_scoreboard
 from tune_model.tune.choice import Tuning
 
 
@@ -28,7 +30,8 @@ def cut_short(tuning: Tuning) -> Tuning:
 
 def shown(tuning: Tuning) -> str:
     out = io.StringIO()
-    print_scoreboard(tuning, Console(file=out, width=160))
+    facts = gather(from_contents(handmade.contents(tuning=tuning)))
+    print_scoreboard(facts, Console(file=out, width=160), repeated=tuning.repeated)
     return out.getvalue()
 
 
@@ -48,21 +51,33 @@ def test_rows_say_winner_times_interval_and_share(tuning: Tuning):
         "33.3%",
         "tuned",
     ]
-    assert row(text, "matmul 16x8x8")[1:] == ["aten", "3 us", "3 us", "1.00x", "1.00 to 1.00", "66.7%", "no gain"]
-    assert "2 tasks, 1 keep the library; weighted time of all tasks 1.33x faster than with externs alone" in text
+    assert row(text, "matmul 16x8x8")[1:] == ["aten", "3 us", "3 us", "-", "-", "66.7%", "no gain"]
+    assert "2 tasks, 1 keep the library; weighted time of all tasks 12 us -> 9 us: 1.33x (1.29 to 1.38) faster" in text
     assert "rejected candidates: 2 unsupported" in text
 
 
 def test_the_largest_share_comes_first(tuning: Tuning):
-    assert [round(score.share, 3) for score in scores(tuning)] == [0.667, 0.333]
-    assert step_gain(tuning) == pytest.approx(6.0 / 4.5)
+    text = shown(tuning)
+    assert text.index("matmul 16x8x8") < text.index("matmul 1x8x8")
+
+
+def test_the_tasks_of_a_step_are_added_up(tuning: Tuning):
+    text = shown(tuning)
+    assert row(text, "forward batch=1 ")[1:] == ["3 us", "6 us", "2.00x", "1.81 to 2.21", "3 us"]
+    assert row(text, "forward batch=16")[1:] == ["6 us", "6 us", "1.00x", "1.00 to 1.00", "6 us"]
 
 
 def test_what_was_not_measured_shows_no_time_and_no_gain(tuning: Tuning):
     """It used to read `0 us` and `1.00x`, as if it had been found out."""
     text = shown(cut_short(tuning))
     assert row(text, "matmul 16x8x8")[1:] == ["aten", "-", "-", "-", "-", "-", "not searched"]
-    assert "weighted time of the 1 measured 2.00x faster than with externs alone" in text
+    assert "weighted time of the 1 measured 6 us -> 3 us: 2.00x (1.81 to 2.21) faster than with externs alone" in text
+
+
+def test_a_run_that_measured_nothing_says_so(tuning: Tuning):
+    blank = {"median_us": 0.0, "baseline_us": 0.0, "status": "not searched", "measurements": (), "rejections": ()}
+    choices = tuple(msgspec.structs.replace(c, **blank) for c in tuning.choices)
+    assert "2 tasks, none measured" in shown(msgspec.structs.replace(tuning, choices=choices))
 
 
 def test_numbers_for_people():

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tune_model.extract.task import PlannedTask
 from tune_model.tune.builds import Builds
 from tune_model.tune.candidate import Built, Candidate, Config, Effort, Family, Rejected
-from tune_model.tune.descent import Rules, descend, neighbours
+from tune_model.tune.descent import descend, expected_count, is_climbed, neighbours, rules_for
 from tune_model.tune.device import Bench, Samples
 from tune_model.tune.events import CandidateDone
 from tune_model.tune.identity import kindred_key, measurement_key, race_key
@@ -35,16 +35,6 @@ _REPEATS = 3
 
 _PASSING = frozenset({"out of memory", "crash", "timeout"})
 """Why a task may be impossible to measure today and possible tomorrow: such an outcome is not recorded."""
-
-_WORTH_DESCENDING = {"builds ahead": 16, "builds first": 12}
-"""Up to so many configurations are all timed: on a GPU the pool builds ahead, while a descent waits for each step."""
-
-_DESCENT = {
-    Effort.QUICK: Rules(),
-    Effort.BALANCED: Rules(restarts=1),
-    Effort.THOROUGH: Rules(diagonals=True, restarts=3),
-}
-"""Where builds wait for each other a descent is run once, whatever the effort."""
 
 
 class Contest:
@@ -110,6 +100,14 @@ class Contest:
         trails = (Candidate(name) for name in self.spaces if self._descends(name))
         keys = frozenset(self.key_of(candidate) for candidate in (*self.candidates, *trails))
         return self.shop.records.of_keys(self.planned.key, keys)
+
+    @property
+    def expected(self) -> int:
+        """About how many candidates will be timed: of a space that is climbed, a part."""
+        if self.stale is not None:
+            return len(self.field)
+        kind, ahead = self.planned.task.form.kind, self.shop.overlap
+        return sum(expected_count(kind, len(configs), builds_ahead=ahead) for configs in self.spaces.values())
 
     @property
     def field(self) -> tuple[Candidate, ...]:
@@ -338,9 +336,7 @@ class Contest:
         return outcome
 
     def _descends(self, name: str) -> bool:
-        kinds = {"reduction", "pointwise"}
-        limit = _WORTH_DESCENDING["builds ahead" if self.shop.overlap else "builds first"]
-        return self.planned.task.form.kind in kinds and len(self.spaces[name]) > limit
+        return is_climbed(self.planned.task.form.kind, len(self.spaces[name]), builds_ahead=self.shop.overlap)
 
     def _start(self, name: str) -> Config:
         start = self.shop.family(Candidate(name)).start(self.planned.task, self.shop.target)
@@ -355,7 +351,7 @@ class Contest:
         def time(config: Config) -> float | None:
             return self.time(Candidate(name, config), 0)
 
-        rules = _DESCENT[self.shop.options.effort] if self.shop.overlap else Rules()
+        rules = rules_for(self.shop.options.effort, builds_ahead=self.shop.overlap)
         found, footprints = descend(self._start(name), self.spaces[name], time, announce, rules)
         if not self.shop.out_of_time:
             trail = Trail(Candidate(name), footprints)

@@ -11,9 +11,29 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from tune_model.tune.candidate import Config
+from tune_model.tune.candidate import Config, Effort
 
-__all__ = ["Descent", "Footprint", "Rules", "Tried", "descend", "diagonals", "neighbours"]
+__all__ = [
+    "Descent",
+    "Footprint",
+    "Rules",
+    "Tried",
+    "descend",
+    "diagonals",
+    "expected_count",
+    "is_climbed",
+    "neighbours",
+    "rules_for",
+]
+
+_CLIMBED = frozenset({"reduction", "pointwise", "attention"})
+"""Kinds of forms whose kernels have parameters with smooth effects; a matmul's tiles have not."""
+
+_WORTH_IT = {True: 16, False: 12}
+"""Up to so many configurations are all timed: where builds run ahead a descent waits for each step, elsewhere not."""
+
+_TIMED = 32
+"""What a descent and its restart time, about."""
 
 _FAR = 3
 """A descent that starts again begins at least so many notches from everything that was timed."""
@@ -56,6 +76,28 @@ class Rules(msgspec.Struct, frozen=True):
     threshold: float = 0.01
     diagonals: bool = False
     restarts: int = 0
+
+
+_BY_EFFORT = {
+    Effort.QUICK: Rules(),
+    Effort.BALANCED: Rules(restarts=1),
+    Effort.THOROUGH: Rules(diagonals=True, restarts=3),
+}
+
+
+def rules_for(effort: Effort, *, builds_ahead: bool) -> Rules:
+    """Return how to descend; where builds and timings wait for each other, once."""
+    return _BY_EFFORT[effort] if builds_ahead else Rules()
+
+
+def is_climbed(kind: str, count: int, *, builds_ahead: bool) -> bool:
+    """Say whether `count` configurations of a family for a form of a kind are climbed; otherwise all are timed."""
+    return kind in _CLIMBED and count > _WORTH_IT[builds_ahead]
+
+
+def expected_count(kind: str, count: int, *, builds_ahead: bool) -> int:
+    """Return about how many of a family's `count` configurations will be timed."""
+    return min(count, _TIMED) if is_climbed(kind, count, builds_ahead=builds_ahead) else count
 
 
 class Descent(NamedTuple):

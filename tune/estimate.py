@@ -10,6 +10,7 @@ from tune_model.extract.task import Plan, PlannedTask
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.program import TensorType
 from tune_model.tune.candidate import Effort, Family
+from tune_model.tune.descent import expected_count
 from tune_model.tune.target import CudaTarget, Target
 
 __all__ = [
@@ -34,7 +35,7 @@ _BUILD_S: Final = {"cuda": 0.5, "cpu": 0.2}
 
 
 class TaskEstimate(msgspec.Struct, frozen=True):
-    """How many candidates compete for a task."""
+    """How many candidates compete for a task; where a family's are climbed, a part of them is timed."""
 
     task: str
     candidates: int
@@ -55,12 +56,16 @@ class Estimate(msgspec.Struct, frozen=True):
 def estimate(plan: Plan, target: Target, families: tuple[Family, ...], effort: Effort, build_workers: int) -> Estimate:
     """Count candidates and guess the time; needs no device."""
     tasks: list[TaskEstimate] = []
+    timed = 0
+    ahead = isinstance(target, CudaTarget)
     for planned in plan.tasks:
-        about = [f for f in families if planned.task.form.kind in f.kinds]
+        kind = planned.task.form.kind
+        about = [f for f in families if kind in f.kinds]
         accepting = [f for f in about if f.accepts(planned.task, target) is None]
-        count = sum(len(set(f.configurations(planned.task, target, effort))) for f in accepting)
-        tasks.append(TaskEstimate(planned.key, count))
-    seconds = estimate_seconds(target, len(tasks), sum(t.candidates for t in tasks), build_workers)
+        counts = [len(set(f.configurations(planned.task, target, effort))) for f in accepting]
+        tasks.append(TaskEstimate(planned.key, sum(counts)))
+        timed += sum(expected_count(kind, count, builds_ahead=ahead) for count in counts)
+    seconds = estimate_seconds(target, len(tasks), timed, build_workers)
     return Estimate(tuple(tasks), seconds)
 
 

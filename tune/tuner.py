@@ -145,10 +145,10 @@ class _Run:
         if shop.records.moved_to is not None:
             shop.report(RecordsDamaged(str(shop.records.moved_to), shop.records.rescued))
         open_contests = [contest for contest in self.contests if contest.outcome is None]
-        candidates = sum(len(contest.field) for contest in open_contests)
+        candidates = sum(contest.expected for contest in open_contests)
         stale = sum(contest.stale is not None for contest in open_contests)
         seconds = estimate_seconds(shop.target, len(open_contests), candidates, shop.options.build_workers)
-        total = sum(len(contest.field) for contest in self.contests)
+        total = sum(contest.expected for contest in self.contests)
         replayed = len(self.contests) - len(open_contests)
         shop.report(TuneStarted(len(self.contests), total, replayed, seconds if open_contests else 0.0, stale))
 
@@ -197,7 +197,7 @@ class _Run:
         contest = self.order[index]
         planned = contest.planned
         started = time.monotonic()
-        shop.report(TaskStarted(index, planned.key, planned.label, len(contest.field)))
+        shop.report(TaskStarted(index, planned.key, planned.label, contest.expected))
         replayed = contest.outcome is not None
         if not replayed and not self.stopped and not shop.budget.is_searched_out:
             rest = sum(self._worth(other) for other in self.order[index:] if other.outcome is None)

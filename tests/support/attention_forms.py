@@ -52,6 +52,9 @@ def causal_form(
     length: int = 100,
     max_length: int = 128,
     dtype: str = "bfloat16",
+    window: int | None = None,
+    softcap: float | None = None,
+    append: bool = True,
 ) -> Form:
     """A fresh prefill: the prompt's keys and values go to the cache and are attended to directly."""
     cache = TensorType(dtype, (batch, kv_heads, max_length, head_dim))
@@ -66,27 +69,77 @@ def causal_form(
     )
     body = (
         Call("tune_model.append_kv", tuple(Ref(f"a{i}") for i in range(5)), (), ()),
-        Call("tune_model.causal_attention", (Ref("a5"), Ref("a2"), Ref("a3"), head_dim**-0.5, None, None), (), ("t0",)),
+        Call(
+            "tune_model.causal_attention",
+            (Ref("a5"), Ref("a2"), Ref("a3"), head_dim**-0.5, window, softcap),
+            (),
+            ("t0",),
+        ),
     )
     out = TensorType(dtype, (batch, heads, length, head_dim))
+    if not append:
+        parameters, body = (*parameters[2:4], parameters[5]), body[1:]
     return Form("attention", (), parameters, body, (Parameter("t0", out),))
+
+
+def chunk_form(
+    *,
+    batch: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    new: int = 5,
+    length: int = 96,
+    dtype: str = "float16",
+    window: int | None = None,
+) -> Form:
+    """Several new tokens per row over the cache: a later part of a prompt."""
+    cache = TensorType(dtype, (batch, kv_heads, length, head_dim))
+    fresh = TensorType(dtype, (batch, kv_heads, new, head_dim))
+    queries = TensorType(dtype, (batch, heads, new, head_dim))
+    parameters = (
+        Parameter("a0", cache, "cache"),
+        Parameter("a1", cache, "cache"),
+        Parameter("a2", fresh),
+        Parameter("a3", fresh),
+        Parameter("a4", TensorType("int64", (batch, new)), values=ValueRange(0, length - 1)),
+        Parameter("a5", queries),
+    )
+    body = (
+        Call("tune_model.append_kv", tuple(Ref(f"a{i}") for i in range(5)), (), ()),
+        Call(
+            "tune_model.cached_attention", (Ref("a5"), Ref("a0"), Ref("a1"), Ref("a4"), 0.2, window, None), (), ("t0",)
+        ),
+    )
+    return Form("attention", (), parameters, body, (Parameter("t0", queries),))
 
 
 def sdpa_form(
     *,
     batch: int = 2,
     heads: int = 4,
+    kv_heads: int | None = None,
     head_dim: int = 64,
     length: int = 33,
+    keys: int | None = None,
     dtype: str = "float16",
     masked: bool = False,
+    mask: tuple[str, tuple[int, ...]] | None = None,
+    causal: bool = False,
 ) -> Form:
-    """An encoder's attention, with a boolean padding mask or none."""
+    """An encoder's attention, with a boolean mask, one of a given type and shape, or none."""
+    keys, kv_heads = keys or length, kv_heads or heads
     type_ = TensorType(dtype, (batch, heads, length, head_dim))
-    parameters = [Parameter(f"a{i}", type_) for i in range(3)]
+    other = TensorType(dtype, (batch, kv_heads, keys, head_dim))
+    parameters = [Parameter("a0", type_), Parameter("a1", other), Parameter("a2", other)]
     arguments: list[Ref] = [Ref("a0"), Ref("a1"), Ref("a2")]
     if masked:
-        parameters.append(Parameter("a3", TensorType("bool", (batch, 1, length, length))))
+        mask = ("bool", (batch, 1, length, keys))
+    if mask is not None:
+        parameters.append(Parameter("a3", TensorType(*mask)))
         arguments.append(Ref("a3"))
-    call = Call("aten.scaled_dot_product_attention.default", tuple(arguments), (), ("t0",))
+    keywords = (("enable_gqa", True),) if kv_heads != heads else ()
+    if causal:
+        keywords += (("is_causal", True),)
+    call = Call("aten.scaled_dot_product_attention.default", tuple(arguments), tuple(sorted(keywords)), ("t0",))
     return Form("attention", (), tuple(parameters), (call,), (Parameter("t0", type_),))

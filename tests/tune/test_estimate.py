@@ -1,6 +1,7 @@
 from tuning_fakes import TARGET, FakeFamily, Refusing, linear_plan
 
 from tune_model.tune.candidate import Effort
+from tune_model.tune.descent import expected_count
 from tune_model.tune.estimate import estimate, estimate_seconds, program_bytes
 from tune_model.tune.families.aten import FAMILY as ATEN
 from tune_model.tune.probe_cuda import offline_cuda
@@ -21,3 +22,9 @@ def test_builds_overlap_on_a_gpu_only():
 
 def test_a_program_reads_all_its_weights():
     assert program_bytes(linear_plan(1)) == {"forward": 32 * 16 * 4}
+
+
+def test_of_a_climbed_space_a_part_is_timed():
+    assert expected_count("matmul", 400, builds_ahead=True) == 400
+    assert expected_count("reduction", 12, builds_ahead=True) == 12
+    assert expected_count("reduction", 400, builds_ahead=True) < 50

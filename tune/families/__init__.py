@@ -18,6 +18,7 @@ from tune_model.tune.families import (
     sdpa,
     triton_decode_attention,
     triton_epilogue,
+    triton_flash_attention,
     triton_gemv,
     triton_matmul,
     triton_persistent,
@@ -43,6 +44,7 @@ _CUDA: tuple[Family, ...] = (
     triton_split_rows.FAMILY,
     triton_pointwise.FAMILY,
     triton_decode_attention.FAMILY,
+    triton_flash_attention.FAMILY,
     sdpa.FAMILY,
 )
 _CPU: tuple[Family, ...] = (

@@ -1,7 +1,9 @@
 """ATen's attention backends, each called by its own operator: flash, cuDNN, memory-efficient, plain math.
 
-The baseline lets PyTorch choose; which one is fastest depends on length and heads. Flash and cuDNN read grouped keys
-and values as they are, memory-efficient needs them repeated. A backend that refuses a shape costs only itself.
+The baseline lets PyTorch choose; which one is fastest depends on length and heads. Flash, cuDNN and math read grouped
+keys and values as they are. Memory-efficient would need them repeated, so it competes only where neither of the fast
+two can. A backend that refuses a shape costs only itself. New keys and values are appended to the cache by a kernel of
+ours: ATen's indexed write takes several.
 """
 
 from collections.abc import Iterator
@@ -12,6 +14,9 @@ from tune_model.runtime.program import Arg, Call, FormKind, Items, Parameter, Re
 from tune_model.tune.attention import AttentionForm, read_attention
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.target import CudaTarget, Target
+from tune_model.tune.triton.attention_arguments import append_launch
+from tune_model.tune.triton.attention_arguments import size_of as _size
+from tune_model.tune.triton.launch import KernelPlan, build_kernel
 
 __all__ = ["FAMILY", "Sdpa"]
 
@@ -24,7 +29,7 @@ class Sdpa:
     """See the module."""
 
     name = "sdpa"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"attention"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -40,7 +45,7 @@ class Sdpa:
             return Rejected("unsupported", "attention over a cache: no backend reads lengths on the device")
         if read.window is not None or read.softcap is not None:
             return Rejected("unsupported", f"window {read.window}, soft cap {read.softcap}")
-        return None if _backends(read) else Rejected("unsupported", f"dtype {read.q.type.dtype} with a mask")
+        return None
 
     def start(self, task: Task, target: Target) -> Config:
         """Return the first backend."""
@@ -53,26 +58,24 @@ class Sdpa:
             yield from ((("backend", backend),) for backend in _backends(read))
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
-        """State the calls; there is nothing to compile."""
+        """State the calls; only an append is compiled."""
         read = read_attention(task.form)
         if isinstance(read, Rejected):
             return read
         calls, requires = _calls(read, str(dict(config)["backend"]))
-        steps = calls if read.append is None else (read.append, *calls)
-        return Built(Kernel(steps, requires=requires), {})
-
-
-def _size(parameter: Parameter, axis: int) -> int:
-    size = parameter.type.shape[axis]
-    if not isinstance(size, int):
-        raise TypeError(f"a task's form must be concrete; {parameter.name} has size {size!r}")
-    return size
+        append = append_launch(read, {p.name: p for p in task.form.parameters}, pdl=False)
+        if append is None:
+            return Built(Kernel(calls, requires=requires), {})
+        if not isinstance(target, CudaTarget):
+            return Rejected("unsupported", "backends of CUDA")
+        return build_kernel(KernelPlan((append, *calls), requires=requires), target)
 
 
 def _backends(read: AttentionForm) -> tuple[str, ...]:
     halves = read.q.type.dtype in _HALVES and _size(read.q, 3) % 8 == 0
     fast = ("flash", "cudnn") if halves and read.mask is None else ("cudnn",) if halves else ()
-    return (*fast, "efficient", "math")
+    repeated = _size(read.q, 1) != _size(read.k, 1)
+    return (*fast, *(() if fast and repeated else ("efficient",)), "math")
 
 
 def _calls(read: AttentionForm, backend: str) -> tuple[tuple[Call, ...], tuple[Requirement, ...]]:

@@ -1,18 +1,22 @@
-"""Attention of one new token per row over a cache: splits of the keys, the cache append fused in, then a combine.
+"""Attention of one new token per row over a cache: splits of the keys, the cache append fused in, the splits joined.
 
 Head counts and the head dim are compiled in; batch, strides and cache length stay arguments, and each row's length is
 read on the device, so one kernel serves every position and every cache.
 """
 
+import math
 from collections.abc import Iterator
+from itertools import product
+from typing import Final
 
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Requirement, Within, Workspace
-from tune_model.runtime.program import FormKind, Parameter, Ref
+from tune_model.runtime.program import FormKind, Ref
 from tune_model.tune.attention import AttentionForm, read_attention
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import thin, with_dependent_launch
+from tune_model.tune.search_order import LIMITS, thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
+from tune_model.tune.triton.attention_arguments import new_tokens, padded, size_of, stride_of
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, SizeOf, Slot, build_kernel
 
@@ -20,6 +24,7 @@ __all__ = ["FAMILY", "TritonDecodeAttention"]
 
 _DTYPES = {"bfloat16", "float16", "float32"}
 _MAX_HEAD_DIM = 256
+_SPLITS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
 _Values = dict[str, int | float | str | bool]
 
@@ -28,7 +33,7 @@ class TritonDecodeAttention:
     """See the module."""
 
     name = "triton_decode_attention"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"attention"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -47,31 +52,42 @@ class TritonDecodeAttention:
         return next(self.configurations(task, target, Effort.THOROUGH))
 
     def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
-        """Yield splits near what fills the device first, then block sizes, warps and stages."""
+        """Yield splits near what fills the device and tiles near the usual first."""
         read = read_attention(task.form)
         if isinstance(read, Rejected) or not isinstance(target, CudaTarget):
             return
-        batch, _, keys = (_known(read.k, axis) for axis in (0, 1, 2))
-        kv_heads = _known(read.k, 1)
+        batch, kv_heads, keys = (size_of(read.k, axis) for axis in (0, 1, 2))
         context = read.positions.values.high if read.positions is not None and read.positions.values else keys - 1
         keys = min(keys, context + 1) if isinstance(context, int) else keys
         ideal = max(1, (2 * target.sm_count) // max(1, batch * kv_heads))
+        item_bytes = 4 if read.q.type.dtype == "float32" else 2
+        head_bytes = padded(size_of(read.q, 3)) * item_bytes
         spaces: list[Config] = []
-        for splits in (1, 2, 4, 8, 16, 32, 64, 128):
-            for block_n, warps, stages in _TILES:
-                spaces.append((("splits", splits), ("block_n", block_n), ("num_warps", warps), ("num_stages", stages)))
+        for splits, block_n, warps, stages in product(_SPLITS, (16, 32, 64, 128), (1, 2, 4, 8), (2, 3, 4)):
+            # A warp takes 8 keys at least and 64 at most; keys and values of all stages share the block's memory.
+            if not 8 <= block_n // warps <= 64 or 2 * stages * block_n * head_bytes > target.shared_bytes:
+                continue
+            # Splits that no key is left for are programs that start for nothing.
+            if splits > 1 and (splits - 1) * block_n >= keys:
+                continue
+            tile: Config = (("block_n", block_n), ("num_warps", warps), ("num_stages", stages))
+            joins = (False, True) if splits > 1 else (False,)
+            spaces += [(("splits", splits), *tile, ("last_joins", last)) for last in joins]
 
         def cost(config: Config) -> float:
-            values = dict(config)
-            splits, block_n = int(values["splits"]), int(values["block_n"])
-            off = abs((splits / ideal) - 1.0) if splits > ideal else (ideal / splits) - 1.0
-            # Splits that no key is left for are programs that start for nothing.
-            waste = max(0.0, splits * block_n / keys - 1.0)
-            rank = _TILES.index((block_n, int(values["num_warps"]), int(values["num_stages"])))
-            return min(off, 4.0) + 2.0 * waste + 0.08 * rank
+            values = {name: int(value) for name, value in config}
+            return (
+                abs(math.log2(values["splits"] / ideal))
+                + abs(math.log2(values["block_n"] / 64))
+                + 0.7 * abs(math.log2(values["num_warps"] / 4))
+                + 0.4 * abs(values["num_stages"] - 3)
+                + 0.2 * values["last_joins"]
+            )
 
-        ordered = sorted(spaces, key=cost)
-        yield from thin(with_dependent_launch(ordered, offered=target.arch >= 90), effort)
+        offered = with_dependent_launch(sorted(spaces, key=cost), offered=target.arch >= 90)
+        # A quick search is a list, any other a descent that sees the whole space.
+        share = 1.0 if effort is Effort.QUICK else LIMITS[Effort.THOROUGH] / LIMITS[effort]
+        yield from thin(offered, effort, share)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State launches and requirements without compiling."""
@@ -88,91 +104,44 @@ class TritonDecodeAttention:
         return build_kernel(plan, target)
 
 
-# block_n, num_warps, num_stages; the order is the prior.
-_TILES = (
-    (64, 4, 3),
-    (64, 4, 2),
-    (128, 4, 2),
-    (32, 4, 3),
-    (64, 2, 3),
-    (32, 2, 4),
-    (128, 8, 2),
-    (64, 8, 3),
-    (32, 1, 4),
-    (128, 4, 3),
-    (16, 1, 4),
-)
-
-
-def _known(parameter: Parameter, axis: int) -> int:
-    size = parameter.type.shape[axis]
-    if not isinstance(size, int):
-        raise TypeError(f"a task's form must be concrete; {parameter.name} has size {size!r}")
-    return size
-
-
-def _stride(parameter: Parameter, axis: int) -> int:
-    if parameter.type.strides is not None:
-        stride = parameter.type.strides[axis]
-        if not isinstance(stride, int):
-            raise TypeError(f"a task's form must be concrete; {parameter.name} has stride {stride!r}")
-        return stride
-    product = 1
-    for later in range(axis + 1, len(parameter.type.shape)):
-        product *= _known(parameter, later)
-    return product
-
-
-def _new_tokens(read: AttentionForm) -> tuple[str, str] | None:
-    """Slots of the appended keys and values; `None` when the form appends nothing."""
-    if read.append is None:
-        return None
-    names = [a.name if isinstance(a, Ref) else "" for a in read.append.args]
-    return names[2], names[3]
-
-
 def _refusal(read: AttentionForm) -> Rejected | None:
     if read.op != "cached" or read.positions is None:
         return Rejected("unsupported", f"{read.op} attention; expected attention over a cache")
-    queries, head_dim = _known(read.q, 2), _known(read.q, 3)
+    queries, head_dim = size_of(read.q, 2), size_of(read.q, 3)
     if queries != 1:
         return Rejected("unsupported", f"{queries} queries per row; expected 1")
-    if head_dim > _MAX_HEAD_DIM or head_dim != _known(read.v, 3):
+    if head_dim > _MAX_HEAD_DIM or head_dim != size_of(read.v, 3):
         return Rejected("unsupported", f"head dim {head_dim}; expected at most {_MAX_HEAD_DIM}, equal for values")
     dtypes = {read.q.type.dtype, read.k.type.dtype, read.v.type.dtype}
     if len(dtypes) != 1 or not dtypes <= _DTYPES:
         return Rejected("unsupported", f"dtypes {sorted(dtypes)}; expected one of {sorted(_DTYPES)}")
-    if _known(read.q, 1) % _known(read.k, 1):
-        return Rejected("unsupported", f"{_known(read.q, 1)} heads over {_known(read.k, 1)} key/value heads")
+    if size_of(read.q, 1) % size_of(read.k, 1):
+        return Rejected("unsupported", f"{size_of(read.q, 1)} heads over {size_of(read.k, 1)} key/value heads")
     if read.append is not None:
         arguments = [a.name if isinstance(a, Ref) else "" for a in read.append.args]
         if arguments[:2] != [read.k.name, read.v.name] or arguments[4:5] != [read.positions.name]:
             return Rejected("unsupported", "an append to other tensors than the attention reads")
     for parameter in (read.q, read.k, read.v, read.out):
-        if _stride(parameter, 3) != 1:
-            return Rejected("unsupported", f"{parameter.name} has stride {_stride(parameter, 3)} along the head dim")
+        if stride_of(parameter, 3) != 1:
+            return Rejected("unsupported", f"{parameter.name} has stride {stride_of(parameter, 3)} along the head dim")
     return None
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << max(0, value - 1).bit_length()
 
 
 def _plan(read: AttentionForm, config: _Values) -> KernelPlan | Rejected:
     refusal = _refusal(read)
     if refusal is not None or read.positions is None:
         return refusal or Rejected("unsupported", "attention without positions")
-    heads, kv_heads, head_dim = _known(read.q, 1), _known(read.k, 1), _known(read.q, 3)
+    heads, kv_heads, head_dim = size_of(read.q, 1), size_of(read.k, 1), size_of(read.q, 3)
     splits, block_n = int(config["splits"]), int(config["block_n"])
     batch = f"{read.q.name}.size0"
-    new = _new_tokens(read)
+    new = new_tokens(read)
     k_new, v_new = new or (read.k.name, read.v.name)
     dtype = read.q.type.dtype
 
     def size(slot: str, axis: int, *, wide: bool = False) -> SizeOf:
         parameter = {p.name: p for p in (read.q, read.k, read.v, read.out, read.positions or read.q)}.get(slot)
         # New tokens are laid out by the step that makes them; their strides promise nothing.
-        divisible = parameter is not None and _stride(parameter, axis) % 16 == 0
+        divisible = parameter is not None and stride_of(parameter, axis) % 16 == 0
         return SizeOf(f"{slot}.stride{axis}", divisible, 64 if wide else 32)
 
     arguments: dict[str, Argument] = {
@@ -206,49 +175,54 @@ def _plan(read: AttentionForm, config: _Values) -> KernelPlan | Rejected:
         "SOFTCAP": Constant(float(read.softcap or 0.0)),
         "APPEND": Constant(new is not None),
         "SPLITS": Constant(splits),
-        "BLOCK_G": Constant(max(16, _power_of_two(heads // kv_heads))),
+        "LAST_JOINS": Constant(bool(config["last_joins"])),
+        "BLOCK_G": Constant(padded(heads // kv_heads)),
         "BLOCK_N": Constant(block_n),
-        "BLOCK_D": Constant(max(16, _power_of_two(head_dim))),
+        "BLOCK_D": Constant(padded(head_dim)),
         "PRECISION": Constant("ieee" if dtype == "float32" else "tf32"),
         "PDL": Constant(bool(config["pdl"])),
     }
     for name, place in (("partial_out", "ws0"), ("partial_max", "ws1"), ("partial_sum", "ws2")):
         # With one split nothing is partial: the result's own pointer fills the place.
         arguments[name] = Slot(place, "float32") if splits > 1 else arguments["out"]
+    arguments["counters"] = Slot("ws3", "int32") if config["last_joins"] else arguments["out"]
     return _launches(read, config, arguments, batch)
 
 
 def _launches(read: AttentionForm, config: _Values, arguments: dict[str, Argument], batch: str) -> KernelPlan:
     from tune_model.tune.triton.kernels import decode_attention
 
-    heads, kv_heads, head_dim = _known(read.q, 1), _known(read.k, 1), _known(read.q, 3)
+    heads, kv_heads, head_dim = size_of(read.q, 1), size_of(read.k, 1), size_of(read.q, 3)
     splits = int(config["splits"])
     pdl = bool(config["pdl"])
     options = Options(int(config["num_warps"]), int(config["num_stages"]), programmatic=pdl)
     launches = [Launch(decode_attention.attend, arguments, (splits, kv_heads, batch), options)]
     workspaces: tuple[Workspace, ...] = ()
-    if splits > 1:
+    if splits > 1 and not config["last_joins"]:
         names = ("partial_out", "partial_max", "partial_sum", "positions", "out", "positions_stride_b")
         shared = {name: arguments[name] for name in (*names, "out_stride_b", "out_stride_h", "HEAD_DIM", "WINDOW")}
         shared |= {name: arguments[name] for name in ("SPLITS", "BLOCK_N", "BLOCK_D", "PDL")}
-        shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(_power_of_two(splits))}
+        shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(padded(splits, 1))}
         warps = 4 if splits * head_dim >= 4096 else 1
         launches.append(
             Launch(decode_attention.combine, shared, (heads, batch, 1), Options(warps, 1, programmatic=pdl))
         )
+    if splits > 1:
         rows = f"{batch}*{heads * splits}"
         workspaces = (
             Workspace("ws0", "float32", f"{rows}*{head_dim}"),
             Workspace("ws1", "float32", rows),
             Workspace("ws2", "float32", rows),
         )
+    if config["last_joins"]:
+        workspaces = (*workspaces, Workspace("ws3", "int32", f"{batch}*{kv_heads}", counters=True))
     return KernelPlan(tuple(launches), workspaces, (), _requirements(read))
 
 
 def _requirements(read: AttentionForm) -> tuple[Requirement, ...]:
     fixed = [(read.q, 1), (read.q, 2), (read.q, 3), (read.k, 1)]
-    sizes = [Within(f"{p.name}.size{axis}", _known(p, axis), _known(p, axis)) for p, axis in fixed]
-    names = [read.q.name, read.k.name, read.v.name, read.out.name, *(_new_tokens(read) or ())]
+    sizes = [Within(f"{p.name}.size{axis}", size_of(p, axis), size_of(p, axis)) for p, axis in fixed]
+    names = [read.q.name, read.k.name, read.v.name, read.out.name, *(new_tokens(read) or ())]
     return (*sizes, *(Within(f"{name}.stride3", 1, 1) for name in names))
 
 

@@ -5,6 +5,8 @@ are read once. Each row's length is read on the device and divided evenly betwee
 follows the actual length, a graph captured once serves every position, and splits without work return at once. The
 append of the new key and value is part of the kernel: the last split with work takes them from the token itself, begins
 its running softmax with them, and writes them to the cache; no other program touches that slot.
+
+The splits of a row are joined by a second kernel, or by the one of them that arrives last.
 """
 
 import triton
@@ -53,6 +55,7 @@ def attend(
     partial_out,
     partial_max,
     partial_sum,
+    counters,
     positions_stride_b,
     q_stride_b,
     q_stride_h,
@@ -76,13 +79,14 @@ def attend(
     SOFTCAP: tl.constexpr,
     APPEND: tl.constexpr,
     SPLITS: tl.constexpr,
+    LAST_JOINS: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Attend over one split; with more than one, leave a partial result for `combine`."""
+    """Attend over one split; with more than one, leave a partial result for `combine`, or join all if the last."""
     wait_for_predecessor(PDL)
     split = tl.program_id(0)
     head = tl.program_id(1)
@@ -143,14 +147,83 @@ def attend(
             best = better
 
         heads = head * GROUP + g
+        out_pointers = out + row64 * out_stride_b + heads[:, None] * out_stride_h + d[None, :]
+        places = (row64 * (KV_HEADS * GROUP) + heads) * SPLITS + split
         if SPLITS == 1:
-            out_pointers = out + row64 * out_stride_b + heads[:, None] * out_stride_h + d[None, :]
             tl.store(out_pointers, (acc / total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
-        else:
-            places = (row64 * (KV_HEADS * GROUP) + heads) * SPLITS + split
+        elif not LAST_JOINS:
             tl.store(partial_max + places, best, mask=g < GROUP)
             tl.store(partial_sum + places, total, mask=g < GROUP)
             tl.store(partial_out + places[:, None] * HEAD_DIM + d[None, :], acc, mask=in_g & in_d)
+        else:
+            used = tl.cdiv(position + 1 - start, span)
+            if used == 1:
+                tl.store(out_pointers, (acc / total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
+            else:
+                tl.store(partial_max + places, best, mask=g < GROUP)
+                tl.store(partial_sum + places, total, mask=g < GROUP)
+                tl.store(partial_out + places[:, None] * HEAD_DIM + d[None, :], acc, mask=in_g & in_d)
+                # A barrier orders all threads' stores before the one thread's release; its acquire, and the barrier
+                # that hands its value out, order the loads behind every other program's stores.
+                tl.debug_barrier()
+                counter = counters + row * KV_HEADS + head
+                arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+                if arrived == used - 1:
+                    first = (row64 * KV_HEADS + head) * GROUP
+                    out_base = out + row64 * out_stride_b + head * GROUP * out_stride_h
+                    join_group(
+                        partial_out, partial_max, partial_sum, out_base, first, used, out_stride_h,
+                        GROUP, HEAD_DIM, SPLITS, BLOCK_D,
+                    )  # fmt: skip
+                    tl.store(counter, 0)
+
+
+@triton.jit
+def join_group(
+    partial_out,
+    partial_max,
+    partial_sum,
+    out,
+    first,
+    used,
+    out_stride_h,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Join the used splits of all heads of a group; `first` is the number of its first head.
+
+    Loads go past the first-level cache, which knows nothing of other programs' stores.
+    """
+    members: tl.constexpr = triton.next_power_of_2(GROUP)
+    step_size: tl.constexpr = max(1, min(SPLITS, 32 // members))
+    m = tl.arange(0, members)[:, None]
+    s = tl.arange(0, step_size)[None, :]
+    d = tl.arange(0, BLOCK_D)[None, None, :]
+    places = (first + m) * SPLITS + s
+    best = tl.full((members, step_size), float("-inf"), tl.float32)
+    for step in tl.range(0, used, step_size):
+        inside = (m < GROUP) & (step + s < used)
+        tops = tl.load(partial_max + places + step, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        best = tl.maximum(best, tops)
+    # Members that only fill up the tile have nothing: their weights are of no use, but must not trap.
+    top = tl.maximum(tl.max(best, axis=1, keep_dims=True), -1e38)
+    total = tl.zeros((members, step_size), tl.float32)
+    acc = tl.zeros((members, step_size, BLOCK_D), tl.float32)
+    for step in tl.range(0, used, step_size):
+        inside = (m < GROUP) & (step + s < used)
+        tops = tl.load(partial_max + places + step, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(partial_sum + places + step, mask=inside, other=0.0, cache_modifier=".cg")
+        weights = tl.exp2(tops - top)
+        total += weights * sums
+        pointers = partial_out + (places + step)[:, :, None] * HEAD_DIM + d
+        parts = tl.load(pointers, mask=inside[:, :, None] & (d < HEAD_DIM), other=0.0, cache_modifier=".cg")
+        acc += weights[:, :, None] * parts
+    result = tl.sum(acc, axis=1) / tl.sum(total, axis=1)[:, None]
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    out_mask = (m < GROUP) & (columns < HEAD_DIM)
+    tl.store(out + m * out_stride_h + columns, result.to(out.dtype.element_ty), mask=out_mask)
 
 
 @triton.jit

@@ -24,13 +24,14 @@ def check(form, config, tolerance, positions=None):
         assert torch.equal(mine[cache].double(), expected_inputs[cache].double())
 
 
-TILE = {"num_warps": 4, "num_stages": 2, "pdl": False}
+TILE = {"num_warps": 4, "num_stages": 2, "last_joins": False, "pdl": False}
 
 
-@pytest.mark.parametrize("splits", [1, 5, 16])
-def test_ragged_rows_at_the_edges_of_blocks(splits: int):
+@pytest.mark.parametrize(("splits", "last_joins"), [(1, False), (5, False), (16, False), (4, True), (16, True)])
+def test_ragged_rows_at_the_edges_of_blocks(splits: int, last_joins: bool):
     form = decode_form(batch=6, heads=4, kv_heads=1)
-    check(form, {"splits": splits, "block_n": 32, **TILE}, 2e-3, positions=[0, 1, 31, 32, 63, 199])
+    config = {"splits": splits, "block_n": 32, **TILE, "last_joins": last_joins}
+    check(form, config, 2e-3, positions=[0, 1, 31, 32, 63, 199])
 
 
 def test_float32_is_exact_to_float32():
@@ -48,15 +49,22 @@ def test_windows_and_soft_caps(window, softcap):
 
 
 def test_a_head_dim_that_is_no_power_of_two_and_one_head_per_group():
-    check(decode_form(heads=3, kv_heads=3, head_dim=80), {"splits": 2, "block_n": 32, **TILE}, 2e-3)
+    form = decode_form(heads=3, kv_heads=3, head_dim=80)
+    for last in (False, True):
+        check(form, {"splits": 2, "block_n": 32, **TILE, "last_joins": last}, 2e-3)
+
+
+def test_groups_that_are_no_power_of_two_are_joined_by_the_last():
+    form = decode_form(batch=2, heads=6, kv_heads=2)
+    check(form, {"splits": 8, "block_n": 16, **TILE, "last_joins": True}, 2e-3, positions=[17, 150])
 
 
 def test_a_cache_that_is_appended_elsewhere():
     form = decode_form(append=False)
     inputs = fill(form)
     expected = run_body(form, [t.double() if t.is_floating_point() else t for t in inputs])[0]
-    config = (("splits", 2), ("block_n", 32), ("num_warps", 4), ("num_stages", 2), ("pdl", False))
-    actual = interpret(FAMILY.plan(Task(form, NumericRules()), config), form, inputs)[0]
+    config = {"splits": 2, "block_n": 32, **TILE}
+    actual = interpret(FAMILY.plan(Task(form, NumericRules()), tuple(config.items())), form, inputs)[0]
     assert relative_error(actual, expected) < 2e-3
 
 

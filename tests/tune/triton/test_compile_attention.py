@@ -1,0 +1,127 @@
+"""Attention kernels as the compiler sees them."""
+
+import pytest
+import triton
+from attention_forms import causal_form, chunk_form, decode_form, sdpa_form
+from devices import cuda_target
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tune_model.extract.task import NumericRules, Task
+from tune_model.runtime.kernel import CudaLaunch, Within
+from tune_model.runtime.program import Form
+from tune_model.runtime.replay import slot_sizes, unmet
+from tune_model.tune.candidate import Built, Config, Effort, Rejected
+from tune_model.tune.families import triton_decode_attention, triton_flash_attention
+from tune_model.tune.triton.launch import Launch, specialise
+
+DECODE, FLASH = triton_decode_attention.FAMILY, triton_flash_attention.FAMILY
+
+LLAMA = {"heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
+
+
+def configs(family, form: Form) -> list[Config]:
+    return list(family.configurations(Task(form, NumericRules()), cuda_target(), Effort.BALANCED))
+
+
+def compiled(family, form: Form, config: Config) -> list[str]:
+    plan = family.plan(Task(form, NumericRules()), config)
+    assert not isinstance(plan, Rejected), plan
+    texts = []
+    for launch in plan.launches:
+        assert isinstance(launch, Launch)
+        s = specialise(launch)
+        source = ASTSource(s.function, dict(s.signature), dict(s.constants), dict(s.attributes))
+        options = {
+            "num_warps": launch.options.num_warps,
+            "num_stages": launch.options.num_stages,
+            "launch_pdl": launch.options.programmatic,
+        }
+        texts.append(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
+    return texts
+
+
+def test_decode_copies_keys_ahead_sixteen_bytes_at_a_time():
+    form = decode_form(**LLAMA, length=8448, context=(8191, 8191))
+    text = compiled(DECODE, form, configs(DECODE, form)[0])[0]
+    assert "cp.async.cg.shared.global" in text
+    assert "cp.async.ca" not in text
+    assert "mma" in text
+
+
+def test_the_last_split_joins_in_the_same_launch():
+    form = decode_form(**LLAMA, batch=1, length=8448, context=(8191, 8191))
+    config = next(c for c in configs(DECODE, form) if ("last_joins", True) in c)
+    (text,) = compiled(DECODE, form, config)
+    assert "atom.global.gpu.acq_rel.add" in text
+    assert "ld.global.cg" in text
+
+
+def test_splits_are_no_more_than_there_are_blocks():
+    form = decode_form(**LLAMA, batch=1, length=256, context=(99, 99))
+    values = [dict(c) for c in configs(DECODE, form)]
+    assert all((v["splits"] - 1) * v["block_n"] < 100 for v in values)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        causal_form(**LLAMA, length=2048, max_length=2048),
+        causal_form(**LLAMA, length=2048, max_length=2048, window=512, softcap=30.0),
+        sdpa_form(heads=12, head_dim=64, length=512, mask=("bool", (2, 1, 1, 512)), dtype="bfloat16"),
+        chunk_form(**LLAMA, new=64, length=4096),
+    ],
+    ids=["causal", "window", "padding", "chunk"],
+)
+def test_many_queries_use_hoppers_instructions(form: Form):
+    text = compiled(FLASH, form, configs(FLASH, form)[0])[-1]
+    assert "wgmma.mma_async" in text
+    assert "cp.async.cg.shared.global" in text
+
+
+@pytest.mark.parametrize("family", [DECODE, FLASH])
+def test_every_corner_of_the_space_compiles(family):
+    form = decode_form(**LLAMA, length=2048) if family is DECODE else causal_form(**LLAMA, length=512, max_length=512)
+    seen: dict = {}
+    for config in configs(family, form):
+        for pair in config:
+            seen.setdefault(pair, config)
+    for config in dict.fromkeys(seen.values()):
+        built = family.build(Task(form, NumericRules()), config, cuda_target())
+        assert isinstance(built, Built) or built.reason in {"spills", "shared memory", "registers"}, (config, built)
+
+
+def test_a_masks_broadcast_dims_stay_broadcast():
+    form = sdpa_form(heads=4, head_dim=64, length=64, mask=("bool", (2, 1, 1, 64)))
+    built = FLASH.build(Task(form, NumericRules()), configs(FLASH, form)[0], cuda_target())
+    assert isinstance(built, Built), built
+    assert {Within("a3.size1", 1, 1), Within("a3.size2", 1, 1)} <= set(built.kernel.requires)
+    other = sdpa_form(heads=4, head_dim=64, length=64, mask=("bool", (2, 1, 64, 64)))
+    assert [r for r in built.kernel.requires if unmet(r, slot_sizes(other), {})]
+    longer = sdpa_form(batch=3, heads=4, head_dim=64, length=77, mask=("bool", (3, 1, 1, 77)))
+    assert not [r for r in built.kernel.requires if isinstance(r, Within) and unmet(r, slot_sizes(longer), {})]
+
+
+def test_what_is_refused_says_why():
+    task = Task(decode_form(), NumericRules())
+    assert FLASH.accepts(task, cuda_target()).detail == "one query per row over a cache; expected several"
+    odd = sdpa_form(mask=("int64", (2, 1, 33, 33)))
+    assert FLASH.accepts(Task(odd, NumericRules()), cuda_target()).detail == "a int64 mask of 4 dims; expected 4"
+
+
+def test_the_append_is_one_launch_before_the_attention():
+    form = causal_form(**LLAMA, length=512, max_length=1024)
+    built = FLASH.build(Task(form, NumericRules()), configs(FLASH, form)[0], cuda_target())
+    assert isinstance(built, Built), built
+    append, attend = built.kernel.steps
+    assert isinstance(append, CudaLaunch)
+    assert isinstance(attend, CudaLaunch)
+    assert append.entry == "append"
+
+
+def test_parameters_are_spelled_alike():
+    """Descents move along parameters: every configuration of a family names the same ones in the same order."""
+    form = decode_form(**LLAMA)
+    assert len({tuple(name for name, _ in c) for c in configs(DECODE, form)}) == 1
+    names = [name for name, _ in configs(DECODE, form)[0]]
+    assert names == ["splits", "block_n", "num_warps", "num_stages", "last_joins", "pdl"]

@@ -3,6 +3,7 @@
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from tune_model.runtime.bound_weights import BoundWeights, SharedMemory, StaleWe
 from tune_model.runtime.checkpoint import WeightSource
 from tune_model.runtime.coverage import Coverage
 from tune_model.runtime.cuda_driver import activate
+from tune_model.runtime.dispatch import Dispatcher
 from tune_model.runtime.executor import Executor, InputError
 from tune_model.runtime.generation.buckets import Grid
 from tune_model.runtime.generation.completion import Generation
@@ -24,6 +26,7 @@ from tune_model.runtime.generation.scheduler import Scheduler
 from tune_model.runtime.graphs import GraphPool, GraphRunner
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.runtime.machine_code import CodeLoader, device_index
+from tune_model.runtime.operator_replay import OperatorReplay
 from tune_model.runtime.program import Program
 from tune_model.runtime.replay import Replay
 
@@ -98,6 +101,7 @@ class TunedModel:
         self._run = {name: self._runner(name, executor) for name, executor in self._executors.items()}
         self._continuation: Executor | None = None
         self._language = self._language_phases()
+        self._operators: OperatorReplay | None = None
         self._own_lock = threading.Lock()
         self._own: Scheduler | None = None
 
@@ -343,6 +347,21 @@ class TunedModel:
     def shared_memory(self) -> SharedMemory:
         """Say how much of the weights lies in the memory of the module given to `load`, and what does not."""
         return self._weights.shared()
+
+    def operators(self) -> AbstractContextManager[None]:
+        """Return a context in which this thread's torch calls run on tuned kernels, one operator at a time.
+
+        For code with a graph of its own, such as another serving engine: linear layers, products with a matrix, RMS and
+        layer norms, softmax and attention that the artifact has as forms by themselves. Other calls, other sizes and
+        calls that autograd follows run as they would; `coverage()` counts all under the program `operators`. Code that
+        `torch.compile` has compiled makes no such calls.
+        """
+        if self._operators is None:
+            forms = {key: form for program in self.programs.values() for key, form in program.forms.items()}
+            dispatcher = Dispatcher(forms, self._parts.replay, self._loader, self.device, strict=False)
+            programs = tuple(self.programs.values())
+            self._operators = OperatorReplay(programs, dispatcher, self.device, self._coverage)
+        return self._operators.active()
 
     def coverage(self) -> Coverage:
         """Return the counters of what ran: tuned exactly, tuned nearby, or not."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from tune_model.extract.bare import with_bare_forms
 from tune_model.extract.regions.group import group
 from tune_model.extract.request import ExportedSource, FactorySource, Request, TransformersSource
 from tune_model.extract.rewrite import rewrite
@@ -38,12 +39,14 @@ class Lowered(NamedTuple):
     skipped: tuple[Skipped, ...]
 
 
-def extract(request: Request, *, check: bool = True) -> Extraction:
+def extract(request: Request, *, check: bool = True, operators: bool = False) -> Extraction:
     """Trace a model, simplify it, form regions and bind the workload. Needs no GPU and no weights.
 
     Args:
         request: What to extract.
         check: Compare programs made the same way, of a small copy where the model is large, with the eager model.
+        operators: Tune operators inside fused forms by themselves too, for code that calls them one by one. Their forms
+            stand in the programs, and no step applies them.
 
     Raises:
         TuneModelError: The model cannot be built or traced, the grid does not fit it, or the copy's programs compute
@@ -53,9 +56,11 @@ def extract(request: Request, *, check: bool = True) -> Extraction:
         lowered = [lower(t) for t in trace(request)]
         checked = _compare(request) if check else ()
     programs, constants = _share_constants([one.trace for one in lowered])
+    if operators:
+        programs = tuple(with_bare_forms(program) for program in programs)
     plan = Plan(
         programs=programs,
-        tasks=collect(programs, request),
+        tasks=collect(programs, request, operators=operators),
         skipped=tuple(s for one in lowered for s in one.skipped),
         notes=(*(n for one in lowered for n in one.trace.notes), *checked),
     )

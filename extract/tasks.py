@@ -5,18 +5,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
+from tune_model.extract.bare import bare_form
 from tune_model.extract.cost import flops, size_bytes
 from tune_model.extract.labels import label
 from tune_model.extract.request import Phase, Request
 from tune_model.extract.task import NumericRules, PlannedTask, Site, Task, task_key
 from tune_model.extract.trace import GridError
 from tune_model.runtime.expression import evaluate
-from tune_model.runtime.program import Apply, Program, Symbol, bind_form
+from tune_model.runtime.program import Apply, Program, Symbol, bind_form, fingerprint
 
 __all__ = ["collect", "grid_points"]
 
 BYTES_PER_FLOP = 1 / 200
 """How a flop weighs against a byte when tasks are ordered: H200's 4.2 TB/s and 800 TFLOP/s, rounded."""
+
+
+_BARE_SHARE = 0.01
+"""What the operator inside a form counts, of an occurrence, when it is tuned for code that calls it alone."""
 
 
 class _Place(NamedTuple):
@@ -52,12 +57,13 @@ def _values(program: Program, symbol: Symbol, phase: Phase) -> Sequence[int]:
     return tuple(dict.fromkeys(values))
 
 
-def collect(programs: Iterable[Program], request: Request) -> tuple[PlannedTask, ...]:
+def collect(programs: Iterable[Program], request: Request, *, operators: bool = False) -> tuple[PlannedTask, ...]:
     """Return the unique tasks of some programs, heaviest first.
 
     Args:
         programs: With forms; one per phase of the request, by name.
         request: Gives grids, weights and numeric rules.
+        operators: The bare forms of applied forms are tasks too; the programs have them.
     """
     phases = {p.name: p for p in request.phases}
     found: dict[str, _Collected] = {}
@@ -68,12 +74,15 @@ def collect(programs: Iterable[Program], request: Request) -> tuple[PlannedTask,
         points = grid_points(program, phase)
         known: dict[_Place, tuple[str, Task]] = {}
         for point in points:
-            for place, count in _occurrences(program, point).items():
+            occurrences = _occurrences(program, point)
+            bare = _bare(program, occurrences) if operators else {}
+            for place, count in {**occurrences, **bare}.items():
                 if place not in known:
                     known[place] = _task(program, place, request.rules)
                 key, task = known[place]
                 entry = found.setdefault(key, _Collected(task))
-                entry.sites.append(Site(program.name, tuple(sorted(point.items())), place.form, place.dims, count))
+                times = occurrences[place]  # a bare form is run by code outside alone
+                entry.sites.append(Site(program.name, tuple(sorted(point.items())), place.form, place.dims, times))
                 entry.weight += count * phase.weight / len(points)
     tasks = [entry.planned(key) for key, entry in found.items()]
     return tuple(sorted(tasks, key=lambda t: (-t.weight * (t.size_bytes + t.flops * BYTES_PER_FLOP), t.key)))
@@ -106,6 +115,18 @@ def _occurrences(program: Program, point: Mapping[str, int]) -> Counter[_Place]:
         for step in program.steps
         if isinstance(step, Apply)
     )
+
+
+def _bare(program: Program, occurrences: Mapping[_Place, int]) -> dict[_Place, float]:
+    """Return where the bare forms of applied forms would run, and how much each counts."""
+    made: dict[_Place, float] = {}
+    for place, count in occurrences.items():
+        form = bare_form(program.forms[place.form])
+        if form is not None:
+            bare = _Place(fingerprint(form), place.dims)
+            if bare not in occurrences:
+                made[bare] = made.get(bare, 0.0) + _BARE_SHARE * count
+    return made
 
 
 def _task(program: Program, place: _Place, rules: NumericRules) -> tuple[str, Task]:

@@ -25,7 +25,7 @@ def extract_configured(loaded: LoadedConfig) -> "tuple[Request, Extraction]":
 
     try:
         request = make_request(loaded.config, loaded.folder)
-        return request, extract(request)
+        return request, extract(request, operators=loaded.config.workload.operators)
     except ConfigError:
         raise
     except ModelNotFoundError as error:

@@ -105,8 +105,12 @@ def settle_layouts(plan: Plan, finals: Mapping[str, Sequence[Finalist]]) -> Sett
 
 def _connect(plan: Plan) -> _Components:
     components = _Components()
+    applied = {step.form for program in plan.programs for step in program.steps if not isinstance(step, Call)}
     for program in plan.programs:
         _connect_program(program, components)
+        for key in program.forms.keys() - applied:  # for code outside, whose weights are as they are
+            for parameter in program.forms[key].parameters:
+                components.pin((key, parameter.name))
     for task in plan.tasks:
         for site in task.sites:
             for parameter in task.task.form.parameters:

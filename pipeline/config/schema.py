@@ -151,6 +151,10 @@ class WorkloadConfig(Strict, frozen=True, kw_only=True):
     max_batch: Annotated[
         Size | None, Meta(description="Rows of the cache (causal-lm); the largest batch by default.")
     ] = None
+    operators: Annotated[
+        bool,
+        Meta(description="Tune operators inside fused steps by themselves too, for code that calls them one by one."),
+    ] = False
 
 
 class SearchConfig(Strict, frozen=True, kw_only=True):

@@ -36,6 +36,12 @@ LINE_AT_MOST: Final = 16 << 20
 TOTAL_AT_MOST: Final = 2 << 30
 _CHUNK: Final = 1 << 20
 
+_TIME_AT_LEAST: Final = 1e-9
+_TIME_AT_MOST: Final = 1e15
+"""Microseconds: from less than light takes through a transistor to a lifetime."""
+
+_COUNT_AT_MOST: Final = 1e24
+
 
 class TaskRecord(msgspec.Struct, frozen=True, tag="task"):
     """A task, with where it occurs and its form."""
@@ -116,7 +122,30 @@ def read_records(data: bytes, file: str) -> Iterator[Record]:
         ArtifactError: It is no gzip file, or a line is no record.
     """
     for number, line in enumerate(_lines(data, file), start=1):
-        yield decode(line, _RECORD, f"{file}:{number}")
+        record = decode(line, _RECORD, f"{file}:{number}")
+        _check_numbers(record, f"{file}:{number}")
+        yield record
+
+
+def _check_numbers(record: Record, file: str) -> None:
+    """Refuse numbers that no measurement gives, so that whoever computes with them need not expect any."""
+    match record:
+        case TaskRecord(planned):
+            counts = [planned.weight, planned.flops, planned.size_bytes, *(s.occurrences for s in planned.sites)]
+            if not all(0 <= count <= _COUNT_AT_MOST for count in counts):
+                expected = f"weights, operations, bytes and occurrences of 0 to {_COUNT_AT_MOST:g}"
+                raise ArtifactError(file, "$.planned", expected, str(counts))
+        case ChoiceRecord():
+            times = [record.median_us, record.baseline_us, record.gain_low, record.gain_high]
+            for measurement in record.measurements:
+                times += [measurement.median_us, measurement.low_us, measurement.high_us]
+            for trail in record.trails:
+                tried = [one for step in trail.footprints for one in (step.at, *step.tried)]
+                times += [one.time_us for one in tried if one.time_us is not None]
+            for time in times:
+                if time != 0 and not _TIME_AT_LEAST <= time <= _TIME_AT_MOST:
+                    expected = f"times and gains of 0, or {_TIME_AT_LEAST:g} to {_TIME_AT_MOST:g}"
+                    raise ArtifactError(file, "$", expected, str(time))
 
 
 def _lines(data: bytes, file: str) -> Iterator[bytes]:

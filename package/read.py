@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tune_model.package.contents import code_kinds
 from tune_model.package.format.archive import read_archive
 from tune_model.package.format.bundle import read_bundle
-from tune_model.package.format.consistency import check_constants, check_program, check_replay
+from tune_model.package.format.consistency import SizeTexts, check_constants, check_program, check_replay
 from tune_model.package.format.manifest import Manifest, decode_manifest
 from tune_model.package.format.members import (
     BUNDLE,
@@ -48,7 +48,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Artifact", "ChoosePart", "open_artifact", "open_parts"]
 
+T = TypeVar("T")
+
 _LINK_ERRORS: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENXIO})
+DOCUMENT_BYTES_AT_MOST: Final = 32 << 20
+DOCUMENT_ITEMS_AT_MOST: Final = 1_000_000
+"""Of all programs and replay tables that are opened together: a document takes ten times its size in memory."""
+
 MAP_FROM: Final = 1 << 20
 """Files from this size on are mapped, smaller ones read: a map costs more than a copy below."""
 
@@ -100,6 +106,30 @@ class Artifact:
         return str(self.files[REPORT], "utf-8") if REPORT in self.files else None
 
 
+class _Documents:
+    """Decodes what is opened together, as long as it is not too much in all; equal code is kept once."""
+
+    def __init__(self) -> None:
+        self.texts = SizeTexts()
+        self.code: dict[str, bytes] = {}
+        self._bytes = 0
+        self._items = 0
+
+    def decode(self, data: bytes, type_: type[T], file: str) -> T:
+        self._bytes += len(data)
+        self._items += sum(data.count(sign) for sign in (b",", b"[", b"{"))
+        if self._bytes > DOCUMENT_BYTES_AT_MOST:
+            raise ArtifactError(file, "the size of the documents", f"at most {DOCUMENT_BYTES_AT_MOST} in all", "more")
+        if self._items > DOCUMENT_ITEMS_AT_MOST:
+            raise ArtifactError(file, "the number of values", f"at most {DOCUMENT_ITEMS_AT_MOST} in all", "more")
+        return decode(data, type_, file)
+
+    def take(self, name: str, data: memoryview) -> bytes:
+        if name not in self.code:
+            self.code[name] = bytes(data)
+        return self.code[name]
+
+
 ChoosePart = Callable[[tuple[Artifact, ...]], Artifact]
 """Takes one of a bundle's parts."""
 
@@ -136,7 +166,9 @@ def open_parts(path: str | os.PathLike[str]) -> tuple[Artifact, ...]:
     place = Path(path)
     files = _read_folder(place) if place.is_dir() else _read_file(place)
     if BUNDLE in files:
-        return tuple(_assemble(place, manifest, found) for manifest, found in read_bundle(files, str(place)))
+        documents = _Documents()
+        found = read_bundle(files, str(place))
+        return tuple(_assemble(place, manifest, members, documents) for manifest, members in found)
     if MANIFEST not in files:
         expected = f"one with {MANIFEST}, as tune-model writes"
         raise ArtifactError(str(place), "the list of files", expected, f"without {MANIFEST}")
@@ -144,27 +176,27 @@ def open_parts(path: str | os.PathLike[str]) -> tuple[Artifact, ...]:
     _check_limit(files[MANIFEST], MANIFEST, place)
     manifest = decode_manifest(bytes(files[MANIFEST]), manifest_file)
     _check_files(files, manifest, place)
-    return (_assemble(place, manifest, files),)
+    return (_assemble(place, manifest, files, _Documents()),)
 
 
 def _display(place: Path, member: str) -> str:
     return f"{place}: {member}"
 
 
-def _assemble(place: Path, manifest: Manifest, files: Mapping[str, memoryview]) -> Artifact:
+def _assemble(place: Path, manifest: Manifest, files: Mapping[str, memoryview], documents: _Documents) -> Artifact:
     programs: dict[str, Program] = {}
     order = {phase.name: number for number, phase in enumerate(manifest.request.phases)}
     for member in sorted(files, key=lambda member: (order.get(program_name(member) or "", len(order)), member)):
         name = program_name(member)
         if name is not None:
             file = _display(place, member)
-            programs[name] = decode(bytes(files[member]), Program, file)
+            programs[name] = documents.decode(bytes(files[member]), Program, file)
             if programs[name].name != name:
                 raise ArtifactError(file, "$.name", repr(name), repr(programs[name].name))
-            check_program(programs[name], file)
-    replay = decode(bytes(files[REPLAY]), Replay, _display(place, REPLAY))
-    code = _read_code(replay, files, place)
-    check_replay(replay, programs, code, _display(place, REPLAY))
+            check_program(programs[name], file, documents.texts)
+    replay = documents.decode(bytes(files[REPLAY]), Replay, _display(place, REPLAY))
+    code = _read_code(replay, files, place, documents)
+    check_replay(replay, programs, code, _display(place, REPLAY), documents.texts)
     constants = list_tensors(files[CONSTANTS], _display(place, CONSTANTS))
     check_constants(programs, constants, _display(place, CONSTANTS))
     weights = list_tensors(files[WEIGHTS], _display(place, WEIGHTS)) if WEIGHTS in files else {}
@@ -175,7 +207,7 @@ def _assemble(place: Path, manifest: Manifest, files: Mapping[str, memoryview]) 
     return Artifact(place, manifest, programs, replay, code, files, constants, weights)
 
 
-def _read_code(replay: Replay, files: Mapping[str, memoryview], place: Path) -> dict[str, bytes]:
+def _read_code(replay: Replay, files: Mapping[str, memoryview], place: Path, documents: _Documents) -> dict[str, bytes]:
     """Return the machine code, which must be exactly what the replay table launches."""
     kinds = code_kinds([entry.kernel for entries in replay.forms.values() for entry in entries])
     launched = {kernel_member(sha256, cuda=kind == "cubin"): sha256 for sha256, kind in kinds.items()}
@@ -184,7 +216,7 @@ def _read_code(replay: Replay, files: Mapping[str, memoryview], place: Path) -> 
         raise ArtifactError(_display(place, REPLAY), "a launch", "of code in the artifact", f"of {missing[0]}, missing")
     if unknown := sorted(stored - launched.keys()):
         raise ArtifactError(_display(place, unknown[0]), "the file", "launched by an entry of replay.json", "not")
-    return {sha256: bytes(files[member]) for member, sha256 in launched.items()}
+    return {sha256: documents.take(sha256, files[member]) for member, sha256 in launched.items()}
 
 
 def _check_texts(files: Mapping[str, memoryview], place: Path) -> None:

@@ -20,6 +20,9 @@ Dim = int | str
 """A size that is known (`4096`) or an expression over symbols (`"s0*s1"`)."""
 
 MAX_LENGTH = 2048
+MAX_TOKENS = 256
+"""A chain of operators makes a tree as deep as it is long, and trees are walked recursively."""
+
 MAX_DEPTH = 64
 
 _TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*)|(//|[-+*%(),]))")
@@ -87,6 +90,8 @@ class _Parser:
                 raise ExpressionError(f"symbolic size {text!r} has an unexpected character at {at}")
             self.tokens.append(match.group(match.lastindex or 0))
             at = match.end()
+        if len(self.tokens) > MAX_TOKENS:
+            raise ExpressionError(f"symbolic size of {len(self.tokens)} tokens; expected at most {MAX_TOKENS}")
 
     def parse(self) -> _Node:
         node = self._sum(0)
@@ -157,7 +162,7 @@ class _Parser:
         return _Apply(function, tuple(arguments))
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def _parse(text: str) -> _Node:
     return _Parser(text).parse()
 

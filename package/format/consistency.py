@@ -28,12 +28,16 @@ from tune_model.runtime.program import (
     ValueRange,
     fingerprint,
 )
-from tune_model.runtime.replay import Entry, Replay
+from tune_model.runtime.replay import Replay
 
-__all__ = ["check_constants", "check_program", "check_replay"]
+__all__ = ["SizeTexts", "check_constants", "check_program", "check_replay"]
 
 NESTING_AT_MOST: Final = 8
 SIZE_AT_MOST: Final = 1 << 48
+RANK_AT_MOST: Final = 32
+PARAMETERS_AT_MOST: Final = 256
+TEXT_AT_MOST: Final = 1 << 18
+"""Characters of all different size expressions of an artifact or bundle: reading one takes a microsecond."""
 
 _TORCH_NAMES: Final[dict[str, Collection[str]]] = {
     "dtype": DTYPES,
@@ -43,18 +47,49 @@ _TORCH_NAMES: Final[dict[str, Collection[str]]] = {
 }
 
 
+class SizeTexts:
+    """The size expressions read so far of one artifact or bundle: many places share few of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, frozenset[str]] = {}
+        self._characters = 0
+
+    def symbols(self, text: str) -> frozenset[str]:
+        """Return the names an expression uses.
+
+        Raises:
+            ExpressionError: It is none, or all together are too much to read.
+        """
+        found = self._known.get(text)
+        if found is None:
+            self._characters += len(text)
+            if self._characters > TEXT_AT_MOST:
+                raise ExpressionError(f"one of more than {TEXT_AT_MOST} characters of them in all")
+            found = self._known[text] = symbols(text)
+        return found
+
+
 class _Scope:
     """What is defined so far in one body.
 
     Args:
         file: For error messages.
         names: Symbols that expressions may use.
+        texts: Expressions read so far.
     """
 
-    def __init__(self, file: str, names: Iterable[str]) -> None:
+    def __init__(self, file: str, names: Iterable[str], texts: SizeTexts) -> None:
         self.file = file
         self.names = frozenset(names)
+        self.texts = texts
         self.defined: set[str] = set()
+
+    def inside(self) -> "_Scope":
+        """Return a scope of its own that knows what this one knows."""
+        scope = _Scope(self.file, (), self.texts)
+        scope.names = self.names
+        scope.defined = set(self.defined)
+        return scope
 
     def fail(self, field: str, expected: str, found: object) -> ArtifactError:
         return ArtifactError(self.file, field, expected, str(found))
@@ -70,10 +105,12 @@ class _Scope:
 
     def dim(self, dim: Dim, field: str) -> None:
         """Check a size; expressions are parsed by our own grammar and only ever walked."""
-        if isinstance(dim, bool) or (isinstance(dim, int) and abs(dim) > SIZE_AT_MOST):
-            raise self.fail(field, f"a size of at most {SIZE_AT_MOST}", dim)
+        if isinstance(dim, int):
+            if isinstance(dim, bool) or abs(dim) > SIZE_AT_MOST:
+                raise self.fail(field, f"a size of at most {SIZE_AT_MOST}", dim)
+            return
         try:
-            unknown = symbols(dim) - self.names
+            unknown = self.texts.symbols(dim) - self.names
         except ExpressionError as error:
             raise self.fail(field, "a size expression", f"not: {error}") from error
         if unknown:
@@ -82,6 +119,8 @@ class _Scope:
     def type(self, type_: TensorType, field: str) -> None:
         if type_.dtype not in DTYPES:
             raise self.fail(f"{field}.dtype", "a dtype of torch", repr(type_.dtype))
+        if len(type_.shape) > RANK_AT_MOST:
+            raise self.fail(f"{field}.shape", f"at most {RANK_AT_MOST} dims", len(type_.shape))
         if type_.strides is not None and len(type_.strides) != len(type_.shape):
             raise self.fail(f"{field}.strides", f"{len(type_.shape)} strides", len(type_.strides))
         for dim in (*type_.shape, *(type_.strides or ())):
@@ -117,19 +156,26 @@ class _Scope:
                 self.define(result, f"{field}.results")
 
     def parameters(self, parameters: tuple[Parameter, ...], field: str) -> None:
+        if len(parameters) > PARAMETERS_AT_MOST:
+            raise self.fail(field, f"at most {PARAMETERS_AT_MOST}", len(parameters))
         for parameter in parameters:
             self.define(parameter.name, field)
             self.type(parameter.type, f"{field}.{parameter.name}")
             self.range(parameter.values, f"{field}.{parameter.name}.values")
 
 
-def check_program(program: Program, file: str) -> None:
+def check_program(program: Program, file: str, texts: SizeTexts | None = None) -> None:
     """Check one program.
+
+    Args:
+        program: As decoded.
+        file: For error messages.
+        texts: Size expressions read so far, of everything that is opened together.
 
     Raises:
         ArtifactError: It refers to something that is not there, or a form is not what its fingerprint says.
     """
-    scope = _Scope(file, (symbol.name for symbol in program.symbols))
+    scope = _Scope(file, (symbol.name for symbol in program.symbols), texts or SizeTexts())
     _check_symbols(program, scope)
     for input_ in program.inputs:
         scope.define(input_.name, "$.inputs")
@@ -142,7 +188,7 @@ def check_program(program: Program, file: str) -> None:
         scope.define(constant.name, "$.constants")
         scope.type(constant.type, f"$.constants.{constant.name}")
     for key, form in program.forms.items():
-        _check_form(key, form, file)
+        _check_form(key, form, scope)
     for name, type_ in program.values.items():
         scope.type(type_, f"$.values.{name}")
     for index, step in enumerate(program.steps):
@@ -166,11 +212,14 @@ def _check_symbols(program: Program, scope: _Scope) -> None:
             raise scope.fail(field, "bound to a dim of an input", f"dim {symbol.axis} of {symbol.input!r}")
 
 
-def _check_form(key: str, form: Form, file: str) -> None:
+def _check_form(key: str, form: Form, outer: _Scope) -> None:
     field = f"$.forms.{key}"
     if key != fingerprint(form):
-        raise ArtifactError(file, field, f"filed under its fingerprint {fingerprint(form)}", repr(key))
-    scope = _Scope(file, form.dims)
+        raise outer.fail(field, f"filed under its fingerprint {fingerprint(form)}", repr(key))
+    if max(len(form.dims), len(form.results)) > PARAMETERS_AT_MOST:
+        seen = f"{len(form.dims)} dims and {len(form.results)} results"
+        raise outer.fail(field, f"with at most {PARAMETERS_AT_MOST} of each", seen)
+    scope = _Scope(outer.file, form.dims, outer.texts)
     scope.parameters(form.parameters, f"{field}.parameters")
     for index, call in enumerate(form.body):
         scope.call(call, f"{field}.body[{index}]")
@@ -197,12 +246,26 @@ def _check_apply(step: Apply, program: Program, scope: _Scope, field: str) -> No
         scope.dim(dim, f"{field}.dims")
 
 
-def check_replay(replay: Replay, programs: Mapping[str, Program], code: Collection[str], file: str) -> None:
+def check_replay(
+    replay: Replay,
+    programs: Mapping[str, Program],
+    code: Collection[str],
+    file: str,
+    texts: SizeTexts | None = None,
+) -> None:
     """Check the replay table against the programs and the code that is present.
+
+    Args:
+        replay: As decoded.
+        programs: Checked, by phase.
+        code: Hashes of the machine code at hand.
+        file: For error messages.
+        texts: Size expressions read so far, of everything that is opened together.
 
     Raises:
         ArtifactError: An entry is for no form of the programs, or its kernel refers to something that is not there.
     """
+    texts = texts or SizeTexts()
     forms = {key: form for program in programs.values() for key, form in program.forms.items()}
     for key, entries in replay.forms.items():
         form = forms.get(key)
@@ -210,19 +273,28 @@ def check_replay(replay: Replay, programs: Mapping[str, Program], code: Collecti
             raise ArtifactError(file, "$.forms", "forms of the programs", repr(key))
         if len({entry.dims for entry in entries}) != len(entries):
             raise ArtifactError(file, f"$.forms.{key}", "one entry per point", "two for one")
+        scope = _slots(form, file, f"$.forms.{key}", texts)
         for index, entry in enumerate(entries):
-            _check_entry(entry, form, code, file, f"$.forms.{key}[{index}]")
+            field = f"$.forms.{key}[{index}]"
+            if len(entry.dims) != len(form.dims) or not all(0 <= dim <= SIZE_AT_MOST for dim in entry.dims):
+                raise ArtifactError(file, f"{field}.dims", f"{len(form.dims)} sizes", str(entry.dims))
+            _check_kernel(entry.kernel, scope.inside(), code, f"{field}.kernel")
 
 
-def _check_entry(entry: Entry, form: Form, code: Collection[str], file: str, field: str) -> None:
-    if len(entry.dims) != len(form.dims) or not all(0 <= dim <= SIZE_AT_MOST for dim in entry.dims):
-        raise ArtifactError(file, f"{field}.dims", f"{len(form.dims)} sizes", str(entry.dims))
-    slots = [*form.parameters, *(r for r in form.results if r.name not in {p.name for p in form.parameters})]
-    axes = [f"{slot.name}.{{}}{axis}" for slot in slots for axis in range(len(slot.type.shape))]
-    scope = _Scope(file, (axis.format(what) for axis in axes for what in ("size", "stride")))
+def _slots(form: Form, file: str, field: str, texts: SizeTexts) -> _Scope:
+    """Return what every kernel of a form may name: its slots, their sizes and strides."""
+    taken = {parameter.name for parameter in form.parameters}
+    slots = [*form.parameters, *(result for result in form.results if result.name not in taken)]
+    names = [
+        f"{slot.name}.{what}{axis}"
+        for slot in slots
+        for axis in range(len(slot.type.shape))
+        for what in ("size", "stride")
+    ]
+    scope = _Scope(file, names, texts)
     for slot in slots:
         scope.define(slot.name, field)
-    _check_kernel(entry.kernel, scope, code, f"{field}.kernel")
+    return scope
 
 
 def _check_kernel(kernel: Kernel, scope: _Scope, code: Collection[str], field: str) -> None:

@@ -54,8 +54,8 @@ _RULES: Final = tuple(
     _Rule(re.compile(pattern, re.ASCII), size)
     for pattern, size in (
         (r"manifest\.json", 4 * MIB),
-        (r"programs/[a-z][a-z0-9_.=-]{0,63}\.json", 64 * MIB),
-        (r"replay\.json", 64 * MIB),
+        (r"programs/[a-z][a-z0-9_.=-]{0,63}\.json", 16 * MIB),
+        (r"replay\.json", 16 * MIB),
         (r"kernels/[0-9a-f]{64}\.(cubin|so)", 64 * MIB),
         (r"constants\.safetensors", 1024 * MIB),
         (r"weights\.safetensors", 1 << 44),

@@ -45,7 +45,8 @@ _ELEMENT_BYTES: Final = {name: size for _, name, size in _DTYPES}
 _FROM_STORED: Final = {stored: (name, size) for stored, name, size in _DTYPES}
 _TO_STORED: Final = {name: (stored, size) for stored, name, size in _DTYPES}
 
-HEADER_AT_MOST: Final = 64 << 20
+HEADER_AT_MOST: Final = 16 << 20
+TENSORS_AT_MOST: Final = 200_000
 CHUNK: Final = 64 << 20
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -134,7 +135,10 @@ def list_tensors(buffer: memoryview, file: str) -> dict[str, Listed]:
     length = struct.unpack("<Q", buffer[:8])[0] if total >= 8 else 0
     if not 2 <= length <= min(total - 8, HEADER_AT_MOST):
         raise ArtifactError(file, "the length of the header", f"2 to {min(total - 8, HEADER_AT_MOST)}", str(length))
-    described = decode(bytes(buffer[8 : 8 + length]), dict[str, _Described], file)
+    header = bytes(buffer[8 : 8 + length])
+    if header.count(b"{") > TENSORS_AT_MOST:
+        raise ArtifactError(file, "the number of tensors", f"at most {TENSORS_AT_MOST}", "more")
+    described = decode(header, dict[str, _Described], file)
     listed: dict[str, Listed] = {}
     at = start = 8 + length
     for name, tensor in sorted(described.items(), key=lambda item: (item[1].data_offsets, item[0])):

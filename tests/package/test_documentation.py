@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tune_model.extract import request, task
-from tune_model.package import fingerprints
-from tune_model.package.format import bundle, manifest, members, records, wire
+from tune_model.package import fingerprints, read
+from tune_model.package.format import bundle, consistency, manifest, members, records, tensors, wire
 from tune_model.runtime import expression, kernel, program, replay
 from tune_model.tune import candidate, choice, target
 
@@ -78,7 +78,13 @@ def test_limits_and_versions_are_the_codes(page: str):
     assert f"nested {wire.DEPTH_AT_MOST} deep" in page
     assert f"a symbolic size of {expression.MAX_LENGTH} characters" in page
     assert f"{records.TOTAL_AT_MOST >> 30} GiB unpacked" in page
-    sizes = {"programs/a.json": "64 MiB", "manifest.json": "4 MiB", "constants.safetensors": "1 GiB"}
+    assert f"together {read.DOCUMENT_BYTES_AT_MOST >> 20} MiB and a million values" in page
+    assert read.DOCUMENT_ITEMS_AT_MOST == 1_000_000
+    assert f"{tensors.TENSORS_AT_MOST} tensors" in page
+    assert f"{consistency.RANK_AT_MOST} dims, {consistency.PARAMETERS_AT_MOST} parameters of a form" in page
+    assert f"characters and {expression.MAX_TOKENS} tokens" in page
+    assert f"{consistency.TEXT_AT_MOST >> 10} KiB of different ones" in page
+    sizes = {"programs/a.json": "16 MiB", "manifest.json": "4 MiB", "constants.safetensors": "1 GiB"}
     for member, text in sizes.items():
         count, unit = text.split()
         assert members.limit_of(member) == int(count) << {"MiB": 20, "GiB": 30}[unit]

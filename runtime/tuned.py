@@ -1,5 +1,6 @@
 """A tuned model: programs, weights and kernels together, behind the calls a server makes."""
 
+import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from tune_model.runtime.checkpoint import WeightSource
 from tune_model.runtime.coverage import Coverage
 from tune_model.runtime.cuda_driver import activate
 from tune_model.runtime.dispatch import Dispatcher
+from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.executor import Executor, InputError
 from tune_model.runtime.generation.buckets import Grid
 from tune_model.runtime.generation.completion import Generation
@@ -30,13 +32,17 @@ from tune_model.runtime.operator_replay import OperatorReplay
 from tune_model.runtime.program import Program
 from tune_model.runtime.replay import Replay
 
-__all__ = ["ModelParts", "TunedModel"]
+__all__ = ["ForkedProcessError", "ModelParts", "TunedModel"]
 
 _PROMPT_GRAPH_TOKENS = 512
 """Longer parts of prompts outlast their launches, and a graph would only hold memory."""
 
 _PROMPT_GRAPHS_AT_MOST = 32
 """One per length and row of the cache."""
+
+
+class ForkedProcessError(TuneModelError):
+    """A model was loaded before this process was forked; running it would hang or fail somewhere deep."""
 
 
 class ModelParts(NamedTuple):
@@ -90,6 +96,7 @@ class TunedModel:
             activate(self.device)
         self.programs: dict[str, Program] = {program.name: program for program in parts.programs}
         self._coverage = Coverage()
+        self._process = os.getpid()
         self._loader = CodeLoader(parts.code)
         self._loader.load_all(parts.replay, self.device)
         self._parts = parts
@@ -182,6 +189,7 @@ class TunedModel:
         Raises:
             InputError: There is no such program, or the inputs do not fit it.
         """
+        self._check_process()
         run = self._run.get(phase)
         if run is None:
             raise InputError(f"the model has no program {phase!r}; it has {list(self.programs)}")
@@ -239,6 +247,7 @@ class TunedModel:
         Raises:
             InputError: The model does not generate, or not so many rows at once.
         """
+        self._check_process()
         phases = self.language()
         made = Scheduler(phases, rows or self._rows_at_most())
         made.prompt_tokens = prompt_tokens or made.buckets.chunk
@@ -268,6 +277,7 @@ class TunedModel:
         Raises:
             InputError: The model does not generate, or a prompt does not fit.
         """
+        self._check_process()
         self.language()
         self.check_weights()
         return self._generate(prompts, each_row(len(prompts), max_new_tokens, eos, sampling))
@@ -366,6 +376,19 @@ class TunedModel:
     def coverage(self) -> Coverage:
         """Return the counters of what ran: tuned exactly, tuned nearby, or not."""
         return self._coverage
+
+    def _check_process(self) -> None:
+        """Refuse to run in a forked child: the CUDA context and OpenMP's threads stayed in the parent.
+
+        Raises:
+            ForkedProcessError: It would not work.
+        """
+        if os.getpid() != self._process and (self.device.type == "cuda" or torch.get_num_threads() > 1):
+            raise ForkedProcessError(
+                f"the model was loaded in process {self._process}, of which this one was forked; expected to be loaded "
+                f"here: load it after the fork or start processes by spawning (a CPU model also runs after "
+                f"torch.set_num_threads(1) in the child)"
+            )
 
     def _rows_at_most(self) -> int:
         symbols = self.language().decode.program.symbols

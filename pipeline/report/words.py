@@ -10,6 +10,7 @@ STATUS_MEANINGS = {
     "tuned": "the winner beats the plain operators by more than the noise",
     "no gain": "nothing beats the plain operators by more than the noise, so they stay",
     "layout": "chosen for what its weight's layout gains in other tasks",
+    "invariant": "one configuration for every size, so that a row does not depend on how many there are",
     "disturbed": "other processes disturbed the times too much to decide, so the plain operators stay",
     "unconfirmed": "the run ended before the winner was measured again, so the plain operators stay",
     "not searched": "the budget ended before, so the plain operators stay",
@@ -19,7 +20,9 @@ STATUS_MEANINGS = {
 
 def subtitle(facts: ReportFacts) -> str:
     """Return what was tuned in one line."""
-    model = f"{facts.architecture or 'model'}, {facts.parameters / 1e6:,.4g} M parameters"
+    many = facts.parameters >= 1_000_000
+    count = f"{facts.parameters / 1e6:,.4g} M" if many else f"{facts.parameters:,}"
+    model = f"{facts.architecture or 'model'}, {count} parameters"
     return f"{model} ({size_text(facts.weight_bytes)} of weights), {facts.task}, {facts.dtype}"
 
 

@@ -19,10 +19,12 @@ class NumericRules(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         allow_tf32: float32 matmuls may round their operands to tf32.
         allow_nondeterministic: Two runs may differ in the last bits (atomic split-K).
+        batch_invariant: A row of a matmul's result must not depend on how many rows there are.
     """
 
     allow_tf32: bool = False
     allow_nondeterministic: bool = False
+    batch_invariant: bool = False
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -53,7 +53,9 @@ def make_request(config: Config, folder: Path) -> Request:
         max_length=workload.max_length or 0,
         max_batch=workload.max_batch or max(max(phase.grid.get("batch", (1,))) for phase in phases),
         rules=NumericRules(
-            allow_tf32=config.search.allow_tf32, allow_nondeterministic=config.search.allow_nondeterministic
+            allow_tf32=config.search.allow_tf32,
+            allow_nondeterministic=config.search.allow_nondeterministic,
+            batch_invariant=config.search.batch_invariant,
         ),
     )
 

@@ -62,7 +62,7 @@ class Rejected(msgspec.Struct, frozen=True):
 
     Attributes:
         reason: One of a few words: `unsupported`, `shared memory`, `spills`, `compiler`, `timeout`, `crash`, `wrong`,
-            `launch`, `out of memory`, `stray write`, `processes`, `output`; of finalists `guard`, `layout`.
+            `launch`, `variant`, `out of memory`, `stray write`, `processes`, `output`; of finalists `guard`, `layout`.
         detail: Seen and expected: `needs 245760 bytes, limit 232448`.
     """
 

@@ -55,7 +55,8 @@ class Choice(msgspec.Struct, frozen=True):
         measurements: In the order taken.
         rejections: Every candidate that was out, and why.
         status: `tuned`; `no gain` (extern stays); `layout` (the winner is chosen for what its weight's layout gains
-            elsewhere); `disturbed` (extern stays: other processes kept the machine too busy to decide);
+            elsewhere); `invariant` (one configuration for every size, as the rules ask); `disturbed` (extern stays:
+            other processes kept the machine too busy to decide);
             `unconfirmed` (extern stays: the run ended before the winner was measured again); `not searched` (budget);
             or `failed: ...`.
         trails: Footprints of every coordinate descent, by family.

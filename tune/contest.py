@@ -18,6 +18,7 @@ from tune_model.tune.device import Bench, Samples
 from tune_model.tune.events import CandidateDone
 from tune_model.tune.identity import kindred_key, measurement_key, race_key
 from tune_model.tune.interval import paired_ratio, percentile
+from tune_model.tune.invariance import refuse_variant
 from tune_model.tune.policy import Policy
 from tune_model.tune.race import RaceRules, race
 from tune_model.tune.record import Trail
@@ -35,6 +36,15 @@ _REPEATS = 3
 
 _PASSING = frozenset({"out of memory", "crash", "timeout"})
 """Why a task may be impossible to measure today and possible tomorrow: such an outcome is not recorded."""
+
+
+_REFINED = frozenset({"triton_gemv", "triton_matmul", "triton_split_k", "triton_persistent"})
+"""Families of matmuls whose spaces are larger than the lists that are raced."""
+
+_NEAR = 1.05
+"""A family is refined when its best comes so near to the best of all."""
+
+_REFINED_FINALISTS = 2
 
 
 class Contest:
@@ -62,7 +72,8 @@ class Contest:
         for family in shop.families:
             if task.form.kind not in family.kinds:
                 continue
-            reason = family.accepts(task, target)
+            variant = None if family is shop.families[0] else refuse_variant(task, family.name)
+            reason = variant or family.accepts(task, target)
             if reason is not None:
                 self.refused.append((Candidate(family.name), reason))
                 continue
@@ -95,10 +106,27 @@ class Contest:
         """Of the task's random inputs."""
         return self.shop.options.seed ^ int(self.planned.key[:12], 16)
 
+    def times_us(self) -> dict[Candidate, float]:
+        """Return the median of every candidate's longest timing in the records."""
+        best: dict[Candidate, Timing] = {}
+        for row in self.rows():
+            if isinstance(row, Timing) and row.rung >= best.get(row.candidate, row).rung:
+                best[row.candidate] = row
+        refused = {row.candidate for row in self.rows() if isinstance(row, Refusal)}
+        return {candidate: row.median_us for candidate, row in best.items() if candidate not in refused}
+
     def rows(self) -> tuple[Body, ...]:
         """Return everything the records say about this contest's candidates."""
-        trails = (Candidate(name) for name in self.spaces if self._descends(name))
-        keys = frozenset(self.key_of(candidate) for candidate in (*self.candidates, *trails))
+        trails = [Candidate(name) for name in self.spaces if self._descends(name) or self._is_refined(name)]
+        found = self.shop.records.of_keys(self.planned.key, frozenset(self.key_of(trail) for trail in trails))
+        tried = [
+            Candidate(trail.candidate.family, entry.config)
+            for trail in found
+            if isinstance(trail, Trail)
+            for footprint in trail.footprints
+            for entry in (footprint.at, *footprint.tried)
+        ]
+        keys = frozenset(self.key_of(candidate) for candidate in (*self.candidates, *trails, *tried))
         return self.shop.records.of_keys(self.planned.key, keys)
 
     @property
@@ -118,10 +146,13 @@ class Contest:
         if self.outcome is not None or self.shop.options.recheck:
             return None
         found = self.shop.records.outcome(self.kindred)
-        known = frozenset(self.candidates)
         # Elsewhere the families may offer other configurations: then the old outcome says nothing.
-        is_of_use = found is not None and found.finalists and {f.candidate for f in found.finalists} <= known
+        is_of_use = found is not None and found.finalists and all(self._offers(f.candidate) for f in found.finalists)
         return found if is_of_use else None
+
+    def _offers(self, candidate: Candidate) -> bool:
+        name = candidate.family
+        return candidate in self.candidates or (self._is_refined(name) and candidate.config in self._whole_space(name))
 
     def _stale_finalists(self) -> list[Candidate]:
         return [] if self.stale is None else [finalist.candidate for finalist in self.stale.finalists[1:]]
@@ -321,9 +352,11 @@ class Contest:
             entering = self._descend(name)[:3] if self._descends(name) else configs
             rivals += [c for config in entering if (c := Candidate(name, config)) != self.baseline]
         # One brief timing on a CPU that others share may be far off: only the truly slow are out at once.
-        finalists = 3 if self.shop.options.effort is Effort.QUICK else 5
+        # On a GPU whose clocks follow its power, candidates timed a second apart differ by some percent.
+        finalists = 3 if self.shop.options.effort is Effort.QUICK else 8 if self.shop.overlap else 5
         rules = RaceRules(finalists, hopeless=1.5 if self.shop.overlap else 3.0)
         last = [c for c in race(self.builds.as_ready(rivals), self, rules, self._layouts_of) if c != self.baseline]
+        last += [c for c in self._refine(last) if c not in last]
         self.complete = not self.shop.out_of_time
         if self.complete:
             return self._keep(self._final(last))
@@ -356,6 +389,48 @@ class Contest:
         if not self.shop.out_of_time:
             trail = Trail(Candidate(name), footprints)
             self.shop.records.add(self.key_of(trail.candidate), self.planned.key, trail)
+        return found
+
+    def _is_refined(self, name: str) -> bool:
+        """Say whether a family's list is only the likeliest part of a space, whose best is improved after the race."""
+        refined = self.planned.task.form.kind == "matmul" and name in _REFINED
+        return refined and self.shop.overlap and self.shop.options.effort is not Effort.QUICK
+
+    @functools.cache  # noqa: B019 (a contest lives as long as its run)
+    def _whole_space(self, name: str) -> tuple[Config, ...]:
+        family = self.shop.family(Candidate(name))
+        found = family.configurations(self.planned.task, self.shop.target, Effort.THOROUGH)
+        return tuple(dict.fromkeys((*self.spaces.get(name, ()), *found)))
+
+    def _refine(self, last: Sequence[Candidate]) -> list[Candidate]:
+        """Climb from the best survivor of each family that is about to win, through the whole space; return the best.
+
+        The list that was raced holds the likeliest tiles; what suits a shape best is often a notch beside one of them.
+        """
+        times = {candidate: self._times[candidate] for candidate in last if candidate in self._times}
+        near = min((*times.values(), self._times[self.baseline]), default=0.0) * _NEAR
+        found: list[Candidate] = []
+        climbed: set[str] = set()
+        for candidate in sorted(times, key=lambda c: times[c]):
+            name = candidate.family
+            if times[candidate] > near or name in climbed or not self._is_refined(name):
+                continue
+            climbed.add(name)
+            found += [Candidate(name, config) for config in self._climb(candidate)[:_REFINED_FINALISTS]]
+        return found
+
+    def _climb(self, start: Candidate) -> list[Config]:
+        name = start.family
+
+        def announce(configs: Sequence[Config]) -> None:
+            self.builds.request([Candidate(name, config) for config in configs])
+
+        def time(config: Config) -> float | None:
+            return self.time(Candidate(name, config), 1)
+
+        found, footprints = descend(start.config, self._whole_space(name), time, announce)
+        if not self.shop.out_of_time:
+            self.shop.records.add(self.key_of(Candidate(name)), self.planned.key, Trail(Candidate(name), footprints))
         return found
 
     def _layouts_of(self, candidate: Candidate) -> tuple[tuple[str, str], ...]:

@@ -15,10 +15,12 @@ Nothing is decided from memory: choices are assembled from the records, so a sec
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Final, Literal
+
+import msgspec
 
 from tune_model.extract.task import Plan
 from tune_model.runtime.errors import TuneModelError
@@ -30,6 +32,7 @@ from tune_model.tune.estimate import call_us, estimate_seconds, floor_us, progra
 from tune_model.tune.events import Event, RecordsDamaged, TaskDone, TaskStarted, TuneFinished, TuneStarted
 from tune_model.tune.families import families_for
 from tune_model.tune.guard import Guard
+from tune_model.tune.invariance import Entry, is_bound, settle_invariant
 from tune_model.tune.layouts import Settlement
 from tune_model.tune.options import TuneOptions
 from tune_model.tune.policy import policy_for
@@ -119,7 +122,12 @@ class _Run:
             self._go_on()
         self.guard.attend(self.contests)
         finals = {contest.planned.key: _finalists(contest) for contest in self.contests}
-        settlement = self.guard.settle(finals, may_measure=self.stopped != "interrupted")
+        bound = {contest.planned.key: contest for contest in self.contests if is_bound(contest.planned.task)}
+        # A bound task's weight stays as it is, and what its own race found does not count.
+        open_finals = {key: final[:1] if key in bound else final for key, final in finals.items()}
+        settlement = self.guard.settle(open_finals, may_measure=self.stopped != "interrupted")
+        if bound and not self.stopped:
+            settlement = self._bind(settlement, bound)
         if self.guard.cut_short and self.guard.unconfirmed and not self.stopped:
             self.stopped = "interrupted" if shop.stop.is_set() else "budget"
         shop.stop.clear()
@@ -139,6 +147,16 @@ class _Run:
             stopped=self.stopped,
             repeated=shop.repeated,
         )
+
+    def _bind(self, settlement: Settlement, bound: Mapping[str, Contest]) -> Settlement:
+        """Give the tasks that must be invariant one candidate per form."""
+        entries = {key: Entry(contest.times_us(), contest.refused) for key, contest in bound.items()}
+        winners = dict(settlement.winners)
+        for key, candidate in settle_invariant(self.plan, entries).items():
+            us, extern = entries[key].times_us[candidate], winners[key]
+            gain = extern.median_us / us
+            winners[key] = Finalist(candidate, (), us, gain, gain, gain, 1, unconditional=False)
+        return msgspec.structs.replace(settlement, winners=winners)
 
     def _announce(self) -> None:
         shop = self.shop
@@ -262,6 +280,8 @@ class _Run:
 
     def _status(self, contest: Contest, winner: Finalist) -> str:
         """Return a choice's status: of a race, and of an extern that stays because a winner was not confirmed."""
+        if is_bound(contest.planned.task) and winner.candidate != contest.baseline:
+            return "invariant"
         if winner.candidate == contest.baseline and contest.outcome is not None:
             if contest.planned.key in self.guard.unconfirmed:
                 return "unconfirmed"

@@ -171,6 +171,10 @@ class SearchConfig(Strict, frozen=True, kw_only=True):
         bool, Meta(description="Allow kernels whose last bits differ from run to run (atomic split-K).")
     ] = False
     allow_tf32: Annotated[bool, Meta(description="Allow float32 matmuls to round their operands to tf32.")] = False
+    batch_invariant: Annotated[
+        bool,
+        Meta(description="A row of a matmul has the same bits whatever the number of rows (CUDA; costs speed)."),
+    ] = False
     seed: Annotated[
         int,
         Meta(ge=0, le=2**63 - 1, description="Of test data and orders.", extra={"expected": "a non-negative integer"}),

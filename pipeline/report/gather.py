@@ -104,6 +104,7 @@ def _environment(source: ReportSource) -> Iterable[tuple[str, str]]:
     rules = source.request.rules
     yield "tf32 allowed", "yes" if rules.allow_tf32 else "no"
     yield "nondeterminism allowed", "yes" if rules.allow_nondeterministic else "no"
+    yield "matmul rows independent of their number", "yes" if rules.batch_invariant else "no"
     yield from _search(source.config)
 
 

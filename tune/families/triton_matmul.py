@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import SHORT_BYTES, thin, with_prefetch
+from tune_model.tune.search_order import SHORT_BYTES, interleave, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import Product, matmul_plan, read_product, transposed_weight
-from tune_model.tune.triton.matmul_space import matmul_space, with_layouts
+from tune_model.tune.triton.matmul_space import INVARIANT_ROWS, matmul_space, with_layouts
 
 __all__ = ["FAMILY", "TritonMatmul"]
 
@@ -41,6 +41,11 @@ class TritonMatmul:
         """Yield tiles near those that won on similar shapes first."""
         product = read_product(task)
         if isinstance(product, Rejected) or not isinstance(target, CudaTarget):
+            return
+        if product.invariant:
+            few, many = (matmul_space(product._replace(m=rows), target) for rows in INVARIANT_ROWS)
+            both = dict.fromkeys(interleave(few, many, 1))
+            yield from thin(with_prefetch(with_layouts(both, (), every=1), offered=False), effort)
             return
         overlap = target.arch >= 90 and product.m <= _MOST_ROWS_OVERLAPPED
         tiles = matmul_space(product, target)

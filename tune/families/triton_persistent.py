@@ -6,13 +6,13 @@ from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.relayout import TRANSPOSED
-from tune_model.tune.search_order import thin, with_prefetch
+from tune_model.tune.search_order import interleave, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.descriptor_plan import descriptor_plan, refusal
 from tune_model.tune.triton.descriptor_space import descriptor_space
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import Product, read_product
-from tune_model.tune.triton.matmul_space import with_layouts
+from tune_model.tune.triton.matmul_space import INVARIANT_ROWS, with_layouts
 
 __all__ = ["FAMILY", "TritonPersistent"]
 
@@ -36,7 +36,7 @@ class TritonPersistent:
         if target.arch < _FIRST_ARCH:
             return Rejected("unsupported", f"sm_{target.arch} has no tensor descriptors; from sm_{_FIRST_ARCH} on")
         plain = _described(task, "plain")
-        if not isinstance(plain, Rejected) and plain.m < _FEWEST_ROWS:
+        if not isinstance(plain, Rejected) and plain.m < _FEWEST_ROWS and not plain.invariant:
             return Rejected("unsupported", f"{plain.m} rows; expected at least {_FEWEST_ROWS}")
         if isinstance(plain, Rejected) and isinstance(_described(task, TRANSPOSED), Rejected):
             return plain
@@ -51,6 +51,10 @@ class TritonPersistent:
     def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
         """Yield tiles near those that are known to fill the device first."""
         if not isinstance(target, CudaTarget):
+            return
+        plain = _described(task, "plain")
+        if task.rules.batch_invariant:
+            yield from () if isinstance(plain, Rejected) else thin(_invariant(plain, target), effort)
             return
         products = [_described(task, layout) for layout in ("plain", TRANSPOSED)]
         m = max((p.m for p in products if not isinstance(p, Rejected)), default=0)
@@ -71,6 +75,13 @@ class TritonPersistent:
         if isinstance(plan, Rejected) or not isinstance(target, CudaTarget):
             return plan if isinstance(plan, Rejected) else Rejected("unsupported", "a CUDA kernel")
         return build_kernel(plan, target)
+
+
+def _invariant(product: Product, target: CudaTarget) -> Iterator[Config]:
+    """Yield the same configurations whatever the number of rows, none of which splits k."""
+    few, many = (descriptor_space(product._replace(m=rows), target) for rows in INVARIANT_ROWS)
+    whole = (config for config in dict.fromkeys(interleave(few, many, 1)) if dict(config)["split_k"] == 1)
+    yield from with_prefetch(with_layouts(whole, (), every=1), offered=False)
 
 
 def _breaks(config: Config) -> bool:

@@ -58,6 +58,7 @@ class Product(NamedTuple):
         x_strides: Of the left operand: batch (0 without one), row, k.
         w_strides: Of the right operand: batch (0 without one), column, k.
         precision: Of `tl.dot`: `ieee` or `tf32`; halves do not care.
+        invariant: A row's result must not depend on the number of rows, so neither may the kernel.
     """
 
     form: Form
@@ -70,6 +71,7 @@ class Product(NamedTuple):
     x_strides: tuple[Dim, Dim, Dim]
     w_strides: tuple[Dim, Dim, Dim]
     precision: str
+    invariant: bool = False
 
     @property
     def weight_bytes(self) -> int:
@@ -129,6 +131,7 @@ def read_product(task: Task, layout: str = "plain") -> Product | Rejected:
         x_strides=(x_batch[0] if x_batch else 0, x_row, x_step),
         w_strides=(w_batch[0] if w_batch else 0, w_column, w_step),
         precision=precision,
+        invariant=task.rules.batch_invariant,
     )
 
 
@@ -357,8 +360,8 @@ def _matmul(product: Product, config: Config, operands: tuple[Argument, ...] | A
         "LAST_ADDS": Constant(last_adds),
         "SWAP": Constant(bool(values["swap"])),
         # Masked rows cost no traffic; past one tile they are rare and the loop is better off without masks.
-        "WRAP_ROWS": Constant(product.m > block_m),
-        "EVICTION": Constant("evict_first" if product.m <= block_m else ""),
+        "WRAP_ROWS": Constant(product.m > block_m and not product.invariant),
+        "EVICTION": Constant("evict_first" if product.m <= block_m and not product.invariant else ""),
         "PRECISION": Constant(product.precision),
         "PDL": Constant(bool(values["pdl"])),
         "AHEAD": Constant(asked_ahead(product, config)),

@@ -14,7 +14,7 @@ from tune_model.tune.search_order import interleave
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.triton.matmul_plan import ELEMENT_BYTES, Product
 
-__all__ = ["INDUCTOR", "gemv_space", "matmul_space", "split_k_space", "with_layouts"]
+__all__ = ["INDUCTOR", "INVARIANT_ROWS", "gemv_space", "matmul_space", "split_k_space", "with_layouts"]
 
 # block_n, block_k, num_warps, stages, unroll. One row: winners on Llama-3-8B's shapes.
 _GEMV_ANCHORS = (
@@ -22,6 +22,7 @@ _GEMV_ANCHORS = (
     (1, 2048, 4, 3, 1),
     (1, 256, 1, 3, 1),
     (2, 1024, 4, 3, 1),
+    (1, 128, 1, 1, 1),
     (1, 1024, 2, 3, 1),
     (2, 2048, 8, 3, 1),
     (1, 4096, 8, 2, 1),
@@ -112,6 +113,9 @@ _ORDINARY = (
 
 _BEFORE_INDUCTOR = 60
 """So many tiles come before what is left of Inductor's list."""
+
+INVARIANT_ROWS = (64, 2048)
+"""Where one configuration must serve every number of rows, it is taken from the spaces of few and of many."""
 
 _LOG2 = {value: math.log2(value) for value in (*range(1, 17), *(1 << bits for bits in range(5, 15)))}
 """Of every number a configuration holds: spaces have thousands of tiles, and are listed for every task."""

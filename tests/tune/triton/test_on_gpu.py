@@ -132,6 +132,34 @@ def test_few_rows_fetched_through_descriptors(m: int, splits: int, specialise: b
         check(linear(m, 1536, 4096, tail="residual"), "triton_persistent", 2, **mode)
 
 
+@pytest.mark.parametrize("tail", ["", "residual", "swiglu"])
+@pytest.mark.parametrize("family", ["triton_matmul", "triton_persistent"])
+def test_a_row_has_the_same_bits_in_any_batch(family: str, tail: str):
+    rules = NumericRules(batch_invariant=True)
+    target = current_cuda_target()
+    whole = linear(300, 1536, 4096, tail=tail)
+    inputs = [t.cuda() for t in fill(whole)]
+    configs = list(family_named(family).configurations(Task(whole, rules), target, Effort.BALANCED))
+    compared = 0
+    for config in configs[::5]:
+        found = []
+        for rows in (300, 64, 17, 1):
+            form = linear(rows, 1536, 4096, tail=tail)
+            built = family_named(family).build(Task(form, rules), config, target)
+            if not isinstance(built, Built):
+                continue
+            given = [
+                t[:rows].contiguous() if p.role == "activation" else t
+                for p, t in zip(form.parameters, inputs, strict=True)
+            ]
+            (result,) = bind_kernel(built.kernel, form, built.code, torch.device("cuda"))(given)
+            found.append(result)
+        for result in found[1:]:
+            assert torch.equal(result, found[0][: len(result)]), label(Candidate(family, config))
+            compared += 1
+    assert compared
+
+
 @pytest.mark.parametrize("k", [4096, 65536])
 @pytest.mark.parametrize(
     ("family", "m"),

@@ -26,11 +26,13 @@ class Shape(msgspec.Struct, frozen=True):
         keep: What passes after the first read from a buffer instead of computing it again: `none`, what is `costly`,
             or `all`.
         grain: Least number of elements that is worth a thread.
+        chunks: Parts of a row that threads share; 1 where each thread has rows of its own.
     """
 
     unroll: int = 2
     keep: str = "costly"
     grain: int = 16384
+    chunks: int = 1
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -197,24 +199,41 @@ class ColumnPrinter:
             value = f"op_where(first_lanes(n), {value}, splat<{self._acc(n)}>({self._identity(n)}))"
         return f"{name} = {_combine(node.kind, name, value)};"
 
-    def finish(self, n: int) -> str:
-        """Print what makes one number, `v{n}`, of a reduction's accumulators."""
-        node, kind = self._reduce(n), self._acc(n)
-        unroll = self.shape.unroll
+    def held(self, n: int) -> str:
+        """Return the C++ type of a reduction's accumulator."""
+        kind = self._acc(n)
+        return f"Best<{kind}>" if self._reduce(n).kind in {"argmax", "argmin"} else f"V<{kind}>"
+
+    def _merge(self, n: int, into: str, other: str) -> str:
+        """Print taking one accumulator into another."""
+        node = self._reduce(n)
         if node.kind in {"argmax", "argmin"}:
-            largest = _true(node.kind == "argmax")
-            merges = " ".join(
-                f"better<{largest}>(s{n}_0, s{n}_{u}.value, s{n}_{u}.column, ~as_mask(s{n}_{u}.column == NO_COLUMN));"
-                for u in range(1, unroll)
-            )
-            return f"{merges} const int64_t v{n} = best_column<{largest}>(s{n}_0);"
-        total = f"s{n}_0"
-        for u in range(1, unroll):
-            total = _combine(node.kind, total, f"s{n}_{u}")
+            valid = f"~as_mask({other}.column == NO_COLUMN)"
+            return f"better<{_true(node.kind == 'argmax')}>({into}, {other}.value, {other}.column, {valid});"
+        return f"{into} = {_combine(node.kind, into, other)};"
+
+    def merged(self, n: int) -> list[str]:
+        """Print what makes one accumulator, `s{n}_0`, of all of a reduction's."""
+        node = self._reduce(n)
+        others = [f"s{n}_{u}" for u in range(1, self.shape.unroll)]
         if node.kind == "sum" and node.dtype.startswith("float"):
-            total += "".join(f" + t{n}_{u}" for u in range(unroll))
+            others += [f"t{n}_{u}" for u in range(self.shape.unroll)]
+        return [self._merge(n, f"s{n}_0", other) for other in others]
+
+    def joined(self, n: int, parts: str, count: int) -> list[str]:
+        """Print what makes one accumulator, `s{n}_0`, of the `count` that lie at `parts`."""
+        return [
+            f"{self.held(n)} s{n}_0 = {parts}[0];",
+            f"for (int part = 1; part < {count}; ++part) {{ {self._merge(n, f's{n}_0', f'{parts}[part]')} }}",
+        ]
+
+    def finish(self, n: int) -> str:
+        """Print what makes one number, `v{n}`, of a reduction's one accumulator."""
+        node, kind = self._reduce(n), self._acc(n)
+        if node.kind in {"argmax", "argmin"}:
+            return f"const int64_t v{n} = best_column<{_true(node.kind == 'argmax')}>(s{n}_0);"
         pair = f"[](V<{kind}> x, V<{kind}> y) {{ return {_combine(node.kind, 'x', 'y')}; }}"
-        return f"const {kind} v{n} = fold<{kind}>({total}, {pair});"
+        return f"const {kind} v{n} = fold<{kind}>(s{n}_0, {pair});"
 
 
 def _true(value: bool) -> str:

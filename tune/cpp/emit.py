@@ -260,12 +260,12 @@ class _Kernel:
         row.lines += [f"for (int64_t i{k} = 0; i{k} < {self.nest.axes[k].size}; ++i{k}) {{" for k in inner]
         row.lines += [*lines, *["}"] * len(inner)]
         for n in step.reduces:
-            row.lines.append(self.columns.finish(n))
+            row.lines += [*self.columns.merged(n), self.columns.finish(n)]
             row.names[n] = f"v{n}"
 
 
 def print_nest(nest: LoopNest, shape: Shape, entry: str = "entry") -> Printed:
-    """Print a nest as the function `entry`.
+    """Print a nest as the function `entry`; each thread has rows, or blocks of a pointwise nest, of its own.
 
     Raises:
         Unprintable: An element type that C++ does not hold.

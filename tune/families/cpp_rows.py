@@ -6,7 +6,7 @@ from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.cpp.nests import build_nest, nest_for, nest_space
-from tune_model.tune.target import Target
+from tune_model.tune.target import CpuTarget, Target
 
 __all__ = ["FAMILY", "CppRows"]
 
@@ -15,7 +15,7 @@ class CppRows:
     """See the module."""
 
     name = "cpp_rows"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"pointwise", "reduction"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -34,8 +34,8 @@ class CppRows:
     def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
         """Yield what is near the start first."""
         nest = nest_for(task.form, target)
-        if not isinstance(nest, Rejected):
-            yield from nest_space(nest, effort)
+        if not isinstance(nest, Rejected) and isinstance(target, CpuTarget):
+            yield from nest_space(nest, target, effort)
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
         """Print and compile."""

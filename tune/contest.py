@@ -3,7 +3,7 @@
 1. The families that accept the task list their configurations.
 2. Builds are taken from the store or run in the pool.
 3. Each candidate is checked against the reference, then timed briefly; a list is raced, a reduction's or pointwise
-   kernel's configurations are climbed.
+   kernel's configurations are climbed, and so are the whole spaces around the best matmuls of a list.
 4. The finalists and the extern are timed interleaved; the outcome is recorded.
 """
 
@@ -23,6 +23,7 @@ from tune_model.tune.policy import Policy
 from tune_model.tune.race import RaceRules, race
 from tune_model.tune.record import Trail
 from tune_model.tune.records import Body, Finalist, Outcome, Refusal, Timing
+from tune_model.tune.refinement import Refinement
 from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
 
 __all__ = ["Contest"]
@@ -36,15 +37,6 @@ _REPEATS = 3
 
 _PASSING = frozenset({"out of memory", "crash", "timeout"})
 """Why a task may be impossible to measure today and possible tomorrow: such an outcome is not recorded."""
-
-
-_REFINED = frozenset({"triton_gemv", "triton_matmul", "triton_split_k", "triton_persistent"})
-"""Families of matmuls whose spaces are larger than the lists that are raced."""
-
-_NEAR = 1.05
-"""A family is refined when its best comes so near to the best of all."""
-
-_REFINED_FINALISTS = 2
 
 
 class Contest:
@@ -80,6 +72,7 @@ class Contest:
             accepting.append(family)
             configs = tuple(dict.fromkeys(family.configurations(task, target, shop.options.effort)))
             self.spaces[family.name] = configs
+        self.refinement = Refinement(planned, shop, self.spaces)
         self.baseline = Candidate(shop.families[0].name, shop.families[0].start(task, target))
         listed = (Candidate(name, config) for name, configs in self.spaces.items() for config in configs)
         self.candidates = tuple(dict.fromkeys((self.baseline, *listed)))
@@ -117,8 +110,8 @@ class Contest:
 
     def rows(self) -> tuple[Body, ...]:
         """Return everything the records say about this contest's candidates."""
-        trails = [Candidate(name) for name in self.spaces if self._descends(name) or self._is_refined(name)]
-        found = self.shop.records.of_keys(self.planned.key, frozenset(self.key_of(trail) for trail in trails))
+        trails = [Candidate(name) for name in self.spaces]
+        found = self.shop.records.of_keys(self.planned.key, frozenset(map(self.key_of, trails)))
         tried = [
             Candidate(trail.candidate.family, entry.config)
             for trail in found
@@ -126,7 +119,7 @@ class Contest:
             for footprint in trail.footprints
             for entry in (footprint.at, *footprint.tried)
         ]
-        keys = frozenset(self.key_of(candidate) for candidate in (*self.candidates, *trails, *tried))
+        keys = frozenset(map(self.key_of, (*self.candidates, *trails, *tried)))
         return self.shop.records.of_keys(self.planned.key, keys)
 
     @property
@@ -146,13 +139,12 @@ class Contest:
         if self.outcome is not None or self.shop.options.recheck:
             return None
         found = self.shop.records.outcome(self.kindred)
+        if found is None or not found.finalists:
+            return None
+        known = frozenset(self.candidates)
         # Elsewhere the families may offer other configurations: then the old outcome says nothing.
-        is_of_use = found is not None and found.finalists and all(self._offers(f.candidate) for f in found.finalists)
-        return found if is_of_use else None
-
-    def _offers(self, candidate: Candidate) -> bool:
-        name = candidate.family
-        return candidate in self.candidates or (self._is_refined(name) and candidate.config in self._whole_space(name))
+        offered = all(f.candidate in known or self.refinement.offers(f.candidate) for f in found.finalists)
+        return found if offered else None
 
     def _stale_finalists(self) -> list[Candidate]:
         return [] if self.stale is None else [finalist.candidate for finalist in self.stale.finalists[1:]]
@@ -356,7 +348,8 @@ class Contest:
         finalists = 3 if self.shop.options.effort is Effort.QUICK else 8 if self.shop.overlap else 5
         rules = RaceRules(finalists, hopeless=1.5 if self.shop.overlap else 3.0)
         last = [c for c in race(self.builds.as_ready(rivals), self, rules, self._layouts_of) if c != self.baseline]
-        last += [c for c in self._refine(last) if c not in last]
+        if self.refinement.is_due:
+            last += [c for c in self._refine(last) if c not in last and c != self.baseline]
         self.complete = not self.shop.out_of_time
         if self.complete:
             return self._keep(self._final(last))
@@ -391,47 +384,13 @@ class Contest:
             self.shop.records.add(self.key_of(trail.candidate), self.planned.key, trail)
         return found
 
-    def _is_refined(self, name: str) -> bool:
-        """Say whether a family's list is only the likeliest part of a space, whose best is improved after the race."""
-        refined = self.planned.task.form.kind == "matmul" and name in _REFINED
-        return refined and self.shop.overlap and self.shop.options.effort is not Effort.QUICK
-
-    @functools.cache  # noqa: B019 (a contest lives as long as its run)
-    def _whole_space(self, name: str) -> tuple[Config, ...]:
-        family = self.shop.family(Candidate(name))
-        found = family.configurations(self.planned.task, self.shop.target, Effort.THOROUGH)
-        return tuple(dict.fromkeys((*self.spaces.get(name, ()), *found)))
-
     def _refine(self, last: Sequence[Candidate]) -> list[Candidate]:
-        """Climb from the best survivor of each family that is about to win, through the whole space; return the best.
-
-        The list that was raced holds the likeliest tiles; what suits a shape best is often a notch beside one of them.
-        """
-        times = {candidate: self._times[candidate] for candidate in last if candidate in self._times}
-        near = min((*times.values(), self._times[self.baseline]), default=0.0) * _NEAR
-        found: list[Candidate] = []
-        climbed: set[str] = set()
-        for candidate in sorted(times, key=lambda c: times[c]):
-            name = candidate.family
-            if times[candidate] > near or name in climbed or not self._is_refined(name):
-                continue
-            climbed.add(name)
-            found += [Candidate(name, config) for config in self._climb(candidate)[:_REFINED_FINALISTS]]
-        return found
-
-    def _climb(self, start: Candidate) -> list[Config]:
-        name = start.family
-
-        def announce(configs: Sequence[Config]) -> None:
-            self.builds.request([Candidate(name, config) for config in configs])
-
-        def time(config: Config) -> float | None:
-            return self.time(Candidate(name, config), 1)
-
-        found, footprints = descend(start.config, self._whole_space(name), time, announce)
+        times = {c: self._times[c] for c in (self.baseline, *last) if c in self._times}
+        best, trails = self.refinement.climb(times, lambda c: self.time(c, 1), self.builds.request)
         if not self.shop.out_of_time:
-            self.shop.records.add(self.key_of(Candidate(name)), self.planned.key, Trail(Candidate(name), footprints))
-        return found
+            for trail in trails:
+                self.shop.records.add(self.key_of(trail.candidate), self.planned.key, trail)
+        return best
 
     def _layouts_of(self, candidate: Candidate) -> tuple[tuple[str, str], ...]:
         built = self.builds.obtain(candidate)

@@ -60,6 +60,16 @@ class FakeFamily:
         return Built(Kernel((step,), layouts=layouts), {name: code})
 
 
+class Wide(FakeFamily):
+    """A family that races a corner of its space only, its last two configurations."""
+
+    def start(self, task: Task, target: Target) -> Config:
+        return self.configs[-1]
+
+    def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
+        yield from self.configs if effort is Effort.THOROUGH else self.configs[:-3:-1]
+
+
 class Moody(FakeFamily):
     """A family whose builds misbehave as their configuration says."""
 

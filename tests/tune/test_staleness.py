@@ -84,9 +84,9 @@ def test_after_a_driver_or_library_change_only_the_finalists_are_timed_again(run
     assert runs.started().stale == 2
     assert runs.timed_alone() == set()
     finals = [names.split() for names in runs.compared()]
-    assert [len(names) for names in finals] == [6, 6, 2, 2]  # two finals, two winners once more
-    assert all(e.candidates == 6 for e in runs.events if isinstance(e, TaskStarted))
-    assert tuning.measured == 2 * 6 + 2 * 2
+    assert [len(names) for names in finals] == [9, 9, 2, 2]  # two finals, two winners once more
+    assert all(e.candidates == 9 for e in runs.events if isinstance(e, TaskStarted))
+    assert tuning.measured == 2 * 9 + 2 * 2
     assert {c.winner.family for c in tuning.choices} == {"triton_gemv"}
     nothing_is_measured_now(runs, tuning, other)
 
@@ -150,9 +150,9 @@ def test_adding_a_family_measures_its_candidates_and_the_finalists_only(runs: Ru
     families = (*FAMILIES, FakeFamily("new", CONFIGS[:2]))
     tuning = runs(GPU, families)
     assert runs.timed_alone() == {"new"}
-    assert [len(names.split()) for names in runs.compared()] == [6, 6]  # the winners were confirmed before
+    assert [len(names.split()) for names in runs.compared()] == [9, 9]  # the winners were confirmed before
     assert tuning.builds == 2 * 2
-    assert tuning.measured == 2 * (2 + 6)
+    assert tuning.measured == 2 * (2 + 9)
 
 
 def test_a_finalist_that_fails_here_makes_the_search_start_anew(runs: Runs):

@@ -70,7 +70,7 @@ class TaskDiff(msgspec.Struct, frozen=True):
         new_us: Time of the new one.
         old_status: As in `Choice`.
         new_status: The same of the new artifact.
-        slowdown: `None` when one of the two has no time.
+        slowdown: `None` when one of the two has no time, or one that other processes disturbed.
         verdict: Beyond the noise (three standard deviations): `slower`, `faster`; else `same`; `not timed`.
     """
 
@@ -211,7 +211,7 @@ def _task(key: str, old: _Outcome, new: _Outcome, total_us: float, *, same_machi
 
 
 def _slowdown(old: ChoiceRecord, new: ChoiceRecord, *, same_machine: bool) -> Slowdown | None:
-    if old.median_us <= 0 or new.median_us <= 0:
+    if old.median_us <= 0 or new.median_us <= 0 or "disturbed" in (old.status, new.status):
         return None
     if same_machine and old.baseline_us > 0 and new.baseline_us > 0:
         ratio = (new.median_us / new.baseline_us) / (old.median_us / old.baseline_us)

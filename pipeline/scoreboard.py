@@ -32,7 +32,7 @@ def _row(task: TaskFacts) -> tuple[str, ...]:
     if not task.after_us:
         return (task.label, task.winner, "-", "-", "-", "-", "-", task.status)
     times = time_text(task.after_us), time_text(task.before_us)
-    share = f"{task.share:.1%}"
+    share = f"{task.share:.1%}" if task.status != "disturbed" else "-"
     if task.winner == "aten":
         return (task.label, task.winner, *times, "-", "-", share, f"[dim]{task.status}[/]")
     gain = task.gain
@@ -82,7 +82,7 @@ def _lines(facts: ReportFacts, repeated: int) -> list[str]:
 
 def _summary(facts: ReportFacts, totals: Totals) -> str:
     kept = totals.statuses.get("no gain", 0)
-    measured = sum(task.after_us > 0 for task in facts.tasks)
+    measured = sum(task.after_us > 0 and task.status != "disturbed" for task in facts.tasks)
     of = "all tasks" if measured == totals.tasks else f"the {measured} measured"
     gain = totals.gain
     start = f"{totals.tasks} tasks, {kept} keep the library; weighted time of {of}"

@@ -99,7 +99,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
         gain: before / after.
         floor_us: Least time at the best rates seen.
         bound: Which roof it meets first.
-        share: Of the weighted time of all tasks, 0 to 1, with the winners.
+        share: Of the weighted time of all tasks, 0 to 1, with the winners; 0 for a disturbed task.
         share_before: The same with the plain operators.
         status: As in `tune.choice.Choice`.
         flops: Of one call.
@@ -229,7 +229,7 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The whole workload.
+    """The whole workload. Disturbed tasks are in no sum of times: theirs can be a thousand times too long.
 
     Attributes:
         before_us: Weighted time of all tasks with the plain operators.

@@ -46,8 +46,15 @@ class _Row(msgspec.Struct, frozen=True):
         return min(times, default=0.0)
 
     @property
+    def counts(self) -> bool:
+        """Its times may be added to others: a disturbed one can be a thousand times too long."""
+        return self.choice.status != "disturbed"
+
+    @property
     def part(self) -> Part:
         weight, choice = self.planned.weight, self.choice
+        if not self.counts:
+            return Part(0.0, 0.0, 1.0, 1.0)
         return Part(weight * choice.baseline_us, weight * choice.median_us, choice.gain_low, choice.gain_high)
 
 
@@ -65,7 +72,7 @@ def gather(
         missing: What a server asked for in vain.
     """
     rows = _rows(source)
-    roofs = make_roofs([Attained(row.planned, row.best_us) for row in rows], source.target)
+    roofs = make_roofs([Attained(row.planned, row.best_us) for row in rows if row.counts], source.target)
     return ReportFacts(
         name=source.name,
         architecture=source.model.architecture,
@@ -144,7 +151,7 @@ def _totals(rows: Sequence[_Row], roofs: Roofs) -> Totals:
     return Totals(
         before_us=sum(row.part.before_us for row in rows),
         after_us=sum(row.part.after_us for row in rows),
-        floor_us=sum(row.planned.weight * floor_us(row.planned, roofs, row.best_us) for row in rows),
+        floor_us=sum(row.planned.weight * floor_us(row.planned, roofs, row.best_us) for row in rows if row.counts),
         gain=total_gain(row.part for row in rows),
         tasks=len(rows),
         statuses=dict(statuses.most_common()),
@@ -164,7 +171,7 @@ def _points(
 ) -> Iterable[PointFacts]:
     parts: dict[tuple[str, tuple[tuple[str, int], ...]], list[tuple[_Row, int]]] = {}
     for row in rows:
-        for site in row.planned.sites:
+        for site in row.planned.sites if row.counts else ():
             parts.setdefault((site.program, site.point), []).append((row, site.occurrences))
     order = {phase.name: number for number, phase in enumerate(source.request.phases)}
     for (phase, point), found in sorted(parts.items(), key=lambda item: (order.get(item[0][0], len(order)), item[0])):

@@ -4,7 +4,7 @@ from tune_model.pipeline.console import gain_text, size_text, time_text
 from tune_model.pipeline.report.facts import ReportFacts
 from tune_model.pipeline.report.interval import Gain
 
-__all__ = ["STATUS_MEANINGS", "gain_range", "roofs_sentence", "subtitle", "verdict"]
+__all__ = ["STATUS_MEANINGS", "gain_range", "left_out", "roofs_sentence", "subtitle", "verdict"]
 
 STATUS_MEANINGS = {
     "tuned": "the winner beats the plain operators by more than the noise",
@@ -36,8 +36,14 @@ def verdict(facts: ReportFacts) -> str:
         outcome = "no gain over the plain operators"
     return (
         f"The workload's tasks take {time_text(totals.after_us)} instead of {time_text(totals.before_us)}: {outcome}. "
-        f"At the best rates seen here they would take {time_text(totals.floor_us)}."
+        f"At the best rates seen here they would take {time_text(totals.floor_us)}.{left_out(facts)}"
     )
+
+
+def left_out(facts: ReportFacts) -> str:
+    """Say how many tasks are in no sum of times, after a space; empty when all are."""
+    count = facts.totals.statuses.get("disturbed", 0)
+    return f" {count} tasks whose times other processes disturbed are left out of all sums." if count else ""
 
 
 def gain_range(gain: Gain) -> str:

@@ -133,6 +133,19 @@ def test_a_task_without_a_time_is_left_out(make: Make):
     assert slower_than(diff, LIMIT) == ()
 
 
+def test_a_disturbed_task_is_not_compared(make: Make):
+    """On a busy machine such a time can be a thousand times too long, and would hide everything else."""
+    new = noisy_tuning(Weather(1, slower=dict.fromkeys(ROWS, 1.1)))
+    last = new.choices[-1]
+    busy = msgspec.structs.replace(
+        last, median_us=9e4, baseline_us=9e4, gain_low=1.0, gain_high=1.0, status="disturbed"
+    )
+    diff = compare(make, noisy_tuning(Weather(0)), msgspec.structs.replace(new, choices=(*new.choices[:-1], busy)))
+    assert _of(diff, 64).verdict == "not timed"
+    assert diff.new_us < 1e4
+    assert slower_than(diff, LIMIT)
+
+
 def test_nothing_in_common_is_an_error(make: Make):
     with pytest.raises(DiffError, match="no task in common"):
         compare(make, noisy_tuning(Weather(0), rows=(1,)), noisy_tuning(Weather(0), rows=(2,)))

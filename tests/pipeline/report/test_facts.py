@@ -11,6 +11,7 @@ from tune_model.pipeline.report.facts import ReportFacts
 from tune_model.pipeline.report.gather import gather
 from tune_model.pipeline.report.inside import with_report
 from tune_model.pipeline.report.source import from_artifact, from_contents
+from tune_model.pipeline.report.words import verdict
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.choice import Measurement
 from tune_model.tune.descent import Footprint, Tried
@@ -126,6 +127,18 @@ def test_failures_count_as_one_status():
     choices = tuple(msgspec.structs.replace(c, status=f"failed: out of memory {i}") for i, c in enumerate(base.choices))
     found = gather(from_contents(contents(tuning=msgspec.structs.replace(base, choices=choices))))
     assert found.totals.statuses == {"failed": 2}
+
+
+def test_a_disturbed_task_is_in_no_sum():
+    base = contents().tuning
+    first, second = base.choices
+    busy = msgspec.structs.replace(second, median_us=9e4, baseline_us=9e4, status="disturbed")
+    facts = gather(from_contents(contents(tuning=msgspec.structs.replace(base, choices=(first, busy)))))
+    assert (facts.totals.before_us, facts.totals.after_us, facts.totals.gain.ratio) == (6.0, 3.0, 2.0)
+    assert [(t.status, t.share) for t in facts.tasks] == [("tuned", 1.0), ("disturbed", 0.0)]
+    assert [p.point for p in facts.points] == ["batch=1"]
+    assert facts.roofs.flops_per_us == {"float32": pytest.approx(128 / 1.5)}
+    assert "1 tasks whose times other processes disturbed are left out" in verdict(facts)
 
 
 def test_nothing_measured_is_a_report_too():

@@ -19,7 +19,7 @@ from tune_model.pipeline.bench.result import (
 )
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["KEY", "Clock", "Ledger", "OtherMachineError"]
+__all__ = ["KEY", "Clock", "Ledger", "OtherMachineError", "rounded"]
 
 KEY: Final = ("shard", "row")
 """What tells rows apart."""
@@ -105,7 +105,7 @@ class Ledger:
 
     def record(self, shard: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Put a row in the place of its predecessor and save the file."""
-        row = {"shard": shard, "row": name, **{key: _rounded(value) for key, value in values.items()}}
+        row = {"shard": shard, "row": name, **{key: rounded(value) for key, value in values.items()}}
         self.rows = merge_rows(self.rows, [row], KEY)
         self.save()
         return row
@@ -117,9 +117,9 @@ class Ledger:
     @property
     def summary(self) -> dict[str, float]:
         """What the rows come to."""
-        return {key: _rounded(value) for key, value in self.summarise(self.rows).items()}
+        return {key: rounded(value) for key, value in self.summarise(self.rows).items()}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Keep six digits: more of a time is noise, and the file is read by people."""
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 from bench.arena import Arena, extern
+from bench.ledger import rounded
 from bench.run import Bench, attempt, print_table
 from bench.tuned import Tuned, tune_forms
 
@@ -33,6 +34,7 @@ def run_rows(bench: Bench, rows: Sequence[Matmul]) -> None:
         arena = Arena(bench.shop.target)
         machine = measure_machine(arena)
         bench.ledger.record("machine", "limits", msgspec.structs.asdict(machine))
+        bench.ledger.rows = [_restated(row, machine) for row in bench.ledger.rows]  # one roofline for the whole table
         bench.tell(f"copy {machine.copy_tbps:.3f} TB/s, matmul {machine.matmul_tflops:.1f} TFLOP/s")
         for row in missing:
             if bench.clock.is_over:
@@ -41,6 +43,14 @@ def run_rows(bench: Bench, rows: Sequence[Matmul]) -> None:
             if tuned.is_searched(linear_form(row.m, row.n, row.k)):
                 attempt(bench, SHARD, row.name, lambda row=row: _measure(arena, row, tuned, machine))  # type: ignore[misc]
     _print(bench)
+
+
+def _restated(row: dict[str, Any], machine: Machine) -> dict[str, Any]:
+    """Return a row of the table with the roofline that was measured last; other rows as they are."""
+    if row["shard"] != SHARD or "failed" in row:
+        return row
+    limit_us = roofline_us(Matmul(row["m"], row["n"], row["k"]), machine)
+    return row | {"roofline_us": rounded(limit_us), "of_roofline": rounded(limit_us / row["ours_us"])}
 
 
 def _tune(bench: Bench, rows: Sequence[Matmul]) -> Tuned:

@@ -17,6 +17,8 @@ CUDA = (
     ("aten_transposed", {}),
     ("triton_epilogue", {"layout": "plain"}),
     ("triton_epilogue", {"layout": "transposed"}),
+    ("library_halves", {"layout": "plain"}),
+    ("library_halves", {"layout": "transposed"}),
     ("cublaslt", {"layout": "plain"}),
     ("cublaslt", {"layout": "transposed"}),
     ("triton_gemv", {"layout": "plain", "pdl": False}),

@@ -10,14 +10,14 @@ import msgspec
 
 from tune_model.runtime.expression import Dim, rename, symbols
 from tune_model.runtime.kernel import Multiple, Requirement, Within
-from tune_model.runtime.program import Call, Form, Items, Parameter, Ref, TensorType
+from tune_model.runtime.program import Arg, Call, Form, Items, Parameter, Ref, TensorType
 from tune_model.tune.candidate import Rejected
 from tune_model.tune.loops.body import Body, Step, Unsupported, read_body
 from tune_model.tune.loops.ir import Load, LoopNest
 from tune_model.tune.loops.lower import lower
 from tune_model.tune.loops.rounding import elide_rounding
 
-__all__ = ["MatmulParts", "RestKernel", "lower_rest", "take_apart"]
+__all__ = ["MatmulParts", "RestKernel", "lower_halves", "lower_rest", "take_apart"]
 
 _LINEAR = frozenset({"aten.linear", "aten.mm", "aten.addmm"})
 
@@ -142,27 +142,82 @@ def lower_rest(form: Form, parts: MatmulParts) -> RestKernel | Rejected:
         return Rejected("unsupported", "nothing follows the matmul")
     if parts.before and any(_reads(c) & {r for b in parts.before for r in b.results if r} for c in parts.rest):
         return Rejected("unsupported", "the rest reads a view of an operand")
-    read = {name for call in parts.rest for name in _reads(call)}
+    found = _lower_over(form, parts, (Parameter(parts.product, parts.type),), parts.rest)
+    if isinstance(found, Rejected):
+        return found
+    over = _written_over(found.nest, parts, form)
+    return msgspec.structs.replace(found, names={parts.product: over or parts.product}, product=over or parts.product)
+
+
+def lower_halves(form: Form, parts: MatmulParts) -> tuple[RestKernel, tuple[str, str]] | Rejected:
+    """Lower what follows the matmul as if both halves of its columns were products of their own.
+
+    Returns:
+        The rest, and what the matmuls of the first and the second half of the weight's rows must name their results.
+    """
+    if parts.bias is not None or parts.before or parts.op != "aten.linear":
+        return Rejected("unsupported", "a bias, or operands that are not the form's own")
+    names = (f"{parts.product}h0", f"{parts.product}h1")
+    half = parts.n // 2
+    renamed: dict[str, str] = {}
+    rest: list[Call] = []
+    for call in parts.rest:
+        side = _half(call, parts)
+        if side is None:
+            rest.append(_with_names(call, renamed))
+        else:
+            renamed[call.results[0] or ""] = names[side]
+    if set(renamed.values()) != set(names) or any(parts.product in _reads(call) for call in rest):
+        return Rejected("unsupported", "not the two halves of a product")
+    type_ = TensorType(parts.type.dtype, (parts.m, half))
+    found = _lower_over(form, parts, tuple(Parameter(name, type_) for name in names), tuple(rest))
+    return found if isinstance(found, Rejected) else (found, names)
+
+
+def _half(call: Call, parts: MatmulParts) -> int | None:
+    """Return which half of the product's columns a call takes, if it takes one."""
+    if call.op != "aten.slice.Tensor" or call.kwargs or call.args[:1] != (Ref(parts.product),):
+        return None
+    axis, *ends = call.args[1:]
+    half = parts.n // 2
+    if axis not in {1, -1} or parts.n % 2 or ends not in ([0, half], [half, parts.n]):
+        return None
+    return 0 if ends[0] == 0 else 1
+
+
+def _with_names(call: Call, names: Mapping[str, str]) -> Call:
+    def walk(arg: Arg) -> Arg:
+        if isinstance(arg, Ref):
+            return Ref(names.get(arg.name, arg.name))
+        return Items(tuple(walk(a) for a in arg.items)) if isinstance(arg, Items) else arg
+
+    kwargs = tuple((name, walk(a)) for name, a in call.kwargs)
+    return Call(call.op, tuple(walk(a) for a in call.args), kwargs, call.results)
+
+
+def _lower_over(
+    form: Form, parts: MatmulParts, products: tuple[Parameter, ...], calls: tuple[Call, ...]
+) -> RestKernel | Rejected:
+    """Lower calls that read products with the rows of `parts.a`, which no launch can name the sizes of."""
+    read = {name for call in calls for name in _reads(call)}
     kept = tuple(p for p in form.parameters if p.name in read)
-    rest = Form("pointwise", (), (*kept, Parameter(parts.product, parts.type)), parts.rest, form.results)
-    nest = lower(rest)
+    nest = lower(Form("pointwise", (), (*kept, *products), calls, form.results))
     if isinstance(nest, Rejected):
         return nest
     if nest.inner:
         return Rejected("unsupported", "a reduction after the matmul")
+    mapping: dict[str, Dim] = {}
+    for product in products:
+        columns = product.type.shape[1]
+        mapping[f"{product.name}.size0"] = f"{parts.a}.size0"
+        mapping[f"{product.name}.size1"] = columns
+        mapping[f"{product.name}.stride0"] = columns
+        mapping[f"{product.name}.stride1"] = 1
     nest = elide_rounding(nest)
-    mapping: dict[str, Dim] = {
-        f"{parts.product}.size0": f"{parts.a}.size0",
-        f"{parts.product}.size1": parts.n,
-        f"{parts.product}.stride0": parts.n,
-        f"{parts.product}.stride1": 1,
-    }
     requires = [r for one in nest.requires if (r := _rename(one, mapping)) is not None]
     requires.append(Within(f"{form.results[0].name}.size0 - {parts.a}.size0", 0, 0))
-    over = _written_over(nest, parts, form)
-    names = {parts.product: over or parts.product}
-    whole = Form("pointwise", (), (*form.parameters, Parameter(parts.product, parts.type)), parts.rest, form.results)
-    return RestKernel(_renamed(nest, mapping), whole, tuple(requires), names, over or parts.product)
+    whole = Form("pointwise", (), (*form.parameters, *products), calls, form.results)
+    return RestKernel(_renamed(nest, mapping), whole, tuple(requires), {}, parts.product)
 
 
 def _reads(call: Call) -> set[str]:

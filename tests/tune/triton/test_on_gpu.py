@@ -192,6 +192,12 @@ def test_the_library_over_a_weight_stored_as_its_transpose(m: int):
     check(linear(m, 1536, 2048, tail="residual"), "triton_epilogue", 4, layout="transposed")
 
 
+@pytest.mark.parametrize("layout", ["plain", "transposed"])
+@pytest.mark.parametrize("m", [1, 64, 300])
+def test_a_merged_projection_in_halves(m: int, layout: str):
+    check(linear(m, 1536, 2048, tail="swiglu"), "library_halves", 2, layout=layout)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_batches(dtype: str):
     check(batched(6, 70, 96, 136, dtype, tail="gelu"), "triton_matmul", 6)

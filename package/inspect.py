@@ -133,6 +133,7 @@ class ArtifactFacts(msgspec.Struct, frozen=True):
         tune_model: Version that wrote it.
         schema: Version of the format.
         digest: The artifact's identity.
+        signed_by: Public key of whoever claims to have signed it, in hexadecimal; not checked here.
         size_bytes: Of all files.
         programs: By phase.
         memory: What it occupies when it is served.
@@ -152,6 +153,7 @@ class ArtifactFacts(msgspec.Struct, frozen=True):
     tune_model: str
     schema: int
     digest: str
+    signed_by: str | None
     size_bytes: int
     programs: tuple[ProgramFacts, ...]
     memory: MemoryPlan
@@ -191,6 +193,7 @@ def describe(artifact: Artifact) -> ArtifactFacts:
         tune_model=manifest.tune_model,
         schema=manifest.schema,
         digest=manifest.digest,
+        signed_by=None if artifact.signature is None else artifact.signature.public_key,
         size_bytes=sum(len(data) for data in artifact.files.values()),
         programs=tuple(_program(p, grids.get(name, {})) for name, p in artifact.programs.items()),
         memory=plan_memory(

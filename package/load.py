@@ -8,11 +8,14 @@ import os
 import stat
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tune_model.package.fingerprints import Comparison, Compatibility, CudaToRun, compatibility
+from tune_model.package.format.members import FOLDERS
 from tune_model.package.parts import OtherMachineError, part_for_device
 from tune_model.package.read import Artifact, open_artifact
+from tune_model.package.signature import read_verify_key
 from tune_model.package.system import choose_device, probe_system
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.program import Call, Program
@@ -54,6 +57,7 @@ def load(
     *,
     strict: bool = False,
     graphs: bool = True,
+    verify_key: str | os.PathLike[str] | None = None,
 ) -> "TunedModel":
     """Load a tuned model.
 
@@ -64,18 +68,24 @@ def load(
         device: Where to run; by default the first device of the kind it was tuned for.
         strict: Raise `NotTunedError` for a shape nothing legal is tuned for, instead of running torch's operators.
         graphs: Replay decode steps and repeated shapes as CUDA graphs.
+        verify_key: A file with the public key of whom you trust; what is not signed by it, or was changed afterwards,
+            is refused before anything of it is used.
 
     Returns:
         A model to call, or to `generate` with.
 
     Raises:
+        SignatureError: The artifact is not signed by the key.
+        SigningKeyError: The key cannot be read.
         ArtifactError: The artifact is damaged, foreign or of another version.
         OtherMachineError: Its kernels cannot run here.
         DeviceError: There is no such device.
         WeightsNeededError: It holds no weights and none were given.
         WeightError: The weights given do not fit.
     """
-    return start(open_artifact(path, part_for_device(device)), weights, device, strict=strict, graphs=graphs)
+    key = None if verify_key is None else read_verify_key(verify_key)
+    artifact = open_artifact(path, part_for_device(device), key)
+    return start(artifact, weights, device, strict=strict, graphs=graphs)
 
 
 def start(
@@ -124,10 +134,26 @@ def check_machine(artifact: Artifact, device: "torch.device") -> Compatibility:
     if not decision.optimal:
         message = f"{artifact.path}: was tuned on another machine: {_listed(decision.mismatches)}; tune again for speed"
         warnings.warn(message, TunedForOtherMachineWarning, stacklevel=4)
-    if artifact.path.stat().st_mode & stat.S_IWOTH:
-        message = f"{artifact.path}: can be changed by every user of this machine, and holds code; chmod o-w it"
+    open_to_all = _writable_by_all(artifact)
+    if open_to_all is not None:
+        message = f"{open_to_all}: can be changed by every user of this machine, and holds code; chmod o-w it"
         warnings.warn(message, WritableByAllWarning, stacklevel=4)
     return decision
+
+
+def _writable_by_all(artifact: Artifact) -> Path | None:
+    """Return what any user may change, if anything: the file, or of a folder any part; or replace, in its folder."""
+    place = artifact.path
+    found = [place]
+    if place.is_dir():
+        found += place.iterdir()
+        found += (path for name in sorted(FOLDERS) for path in (place / name).glob("*"))
+    for path in found:
+        if path.stat().st_mode & stat.S_IWOTH:
+            return path
+    folder = place.absolute().parent
+    mode = folder.stat().st_mode
+    return folder if mode & stat.S_IWOTH and not mode & stat.S_ISVTX else None
 
 
 def _listed(comparisons: Iterable[Comparison]) -> str:

@@ -18,10 +18,11 @@ from tune_model.package.format.bundle import (
     seal_bundle,
 )
 from tune_model.package.format.manifest import Manifest, encode_manifest
-from tune_model.package.format.members import BUNDLE, MEMBERS_AT_MOST, blob_member, part_member
+from tune_model.package.format.members import BUNDLE, MEMBERS_AT_MOST, SIGNATURE, blob_member, part_member
 from tune_model.package.output import ArtifactFormat, choose_format, staged
 from tune_model.package.parts import part_name
 from tune_model.package.read import Artifact, open_parts
+from tune_model.package.signature import Signer
 from tune_model.package.sink import open_sink
 from tune_model.runtime.errors import TuneModelError
 
@@ -33,7 +34,10 @@ class MergeError(TuneModelError):
 
 
 def merge_artifacts(
-    paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str], format_: ArtifactFormat | None = None
+    paths: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    format_: ArtifactFormat | None = None,
+    signer: Signer | None = None,
 ) -> tuple[Artifact, ...]:
     """Write a bundle of artifacts, replacing an earlier one.
 
@@ -41,6 +45,7 @@ def merge_artifacts(
         paths: Artifacts and bundles; a part that several hold is taken once.
         output: Where. Ending in a slash it becomes a folder, else one file.
         format_: Overrides the choice by the path.
+        signer: Signs the bundle; signatures of the artifacts are not kept.
 
     Returns:
         The parts as they are in the bundle.
@@ -57,6 +62,8 @@ def merge_artifacts(
     place = Path(output)
     format_ = format_ or choose_format(output)
     members = dict(_members(parts))
+    if signer is not None:
+        members[SIGNATURE] = signer.sign(BUNDLE, bytes(members[BUNDLE]))
     if len(members) > MEMBERS_AT_MOST or len(parts) > PARTS_AT_MOST:
         seen = f"{len(members)} files in {len(parts)} parts"
         raise MergeError(f"{place}: would hold {seen}; expected at most {MEMBERS_AT_MOST} in {PARTS_AT_MOST}")

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -31,6 +31,7 @@ from tune_model.package.format.members import (
     RECORDS,
     REPLAY,
     REPORT,
+    SIGNATURE,
     WEIGHTS,
     kernel_member,
     limit_of,
@@ -40,6 +41,7 @@ from tune_model.package.format.members import (
 from tune_model.package.format.records import Record, read_records
 from tune_model.package.format.tensors import Listed, list_tensors, read_tensors
 from tune_model.package.format.wire import ArtifactError, decode
+from tune_model.package.signature import Signature, VerifyKey, check_signature, read_signature
 from tune_model.runtime.program import Program
 from tune_model.runtime.replay import Replay
 
@@ -70,6 +72,7 @@ class Artifact:
         replay: Which kernel runs where.
         code: Machine code by SHA-256.
         files: Every file's bytes, as they were when they were checked; large ones are maps.
+        signature: Who claims to have signed it, or the bundle it is a part of; believed only where a key was given.
     """
 
     path: Path
@@ -80,6 +83,7 @@ class Artifact:
     files: Mapping[str, memoryview]
     _constants: Mapping[str, Listed]
     _weights: Mapping[str, Listed]
+    signature: Signature | None = None
 
     def constants(self) -> dict[str, "torch.Tensor"]:
         """Return the constants as new tensors on the CPU."""
@@ -134,19 +138,23 @@ ChoosePart = Callable[[tuple[Artifact, ...]], Artifact]
 """Takes one of a bundle's parts."""
 
 
-def open_artifact(path: str | os.PathLike[str], part: ChoosePart | None = None) -> Artifact:
+def open_artifact(
+    path: str | os.PathLike[str], part: ChoosePart | None = None, verify_key: VerifyKey | None = None
+) -> Artifact:
     """Open and check an artifact, a folder or a file.
 
     Args:
         path: An artifact, or a bundle of several.
         part: Takes one of a bundle's parts; by default the one for this machine.
+        verify_key: Who must have signed it; without one signatures are not checked.
 
     Raises:
+        SignatureError: It is not signed by the key, or was changed afterwards.
         ArtifactError: It is damaged, foreign or of another version.
         OtherMachineError: It is a bundle without a part for this machine.
         OSError: It does not exist or cannot be read.
     """
-    parts = open_parts(path)
+    parts = open_parts(path, verify_key)
     if part is not None:
         return part(parts)
     if len(parts) == 1:
@@ -156,15 +164,23 @@ def open_artifact(path: str | os.PathLike[str], part: ChoosePart | None = None) 
     return native_part(parts)
 
 
-def open_parts(path: str | os.PathLike[str]) -> tuple[Artifact, ...]:
+def open_parts(path: str | os.PathLike[str], verify_key: VerifyKey | None = None) -> tuple[Artifact, ...]:
     """Open and check every part of a bundle; an artifact is its own only part.
 
     Raises:
+        SignatureError: It is not signed by the key, or was changed afterwards.
         ArtifactError: It is damaged, foreign or of another version.
         OSError: It does not exist or cannot be read.
     """
     place = Path(path)
     files = _read_folder(place) if place.is_dir() else _read_file(place)
+    signature = read_signature(files.pop(SIGNATURE, None), str(place))
+    if verify_key is not None:
+        check_signature(signature, files, verify_key, str(place))
+    return tuple(replace(part, signature=signature) for part in _read_parts(place, files))
+
+
+def _read_parts(place: Path, files: Mapping[str, memoryview]) -> tuple[Artifact, ...]:
     if BUNDLE in files:
         documents = _Documents()
         found = read_bundle(files, str(place))

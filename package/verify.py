@@ -16,6 +16,7 @@ from tune_model.package.format.wire import ArtifactError
 from tune_model.package.load import check_operators, start
 from tune_model.package.parts import OtherMachineError, part_for_device
 from tune_model.package.read import Artifact, open_artifact
+from tune_model.package.signature import SignatureError, VerifyKey
 from tune_model.package.system import choose_device, probe_system
 from tune_model.package.verification.check import Check, Outcome
 from tune_model.runtime.errors import TuneModelError
@@ -47,6 +48,7 @@ def verify(
     weights: "WeightSource | None" = None,
     device: "str | torch.device | None" = None,
     report: Callable[[Check], None] | None = None,
+    verify_key: VerifyKey | None = None,
 ) -> VerifyReport:
     """Verify an artifact.
 
@@ -58,16 +60,17 @@ def verify(
             seeded random ones.
         device: Where; by default the first device of the kind it was tuned for.
         report: Called with each check as it is made.
+        verify_key: Who must have signed it.
 
     Returns:
-        All checks. A damaged artifact or another machine is a failed check, not an error.
+        All checks. A damaged artifact, a missing signature or another machine is a failed check, not an error.
 
     Raises:
         OSError: The artifact does not exist or cannot be read.
         DeviceError: There is no such device.
     """
     checks: list[Check] = []
-    for check in _checks(path, request, weights, device):
+    for check in _checks(path, request, weights, device, verify_key):
         checks.append(check)
         if report is not None:
             report(check)
@@ -79,15 +82,21 @@ def _checks(
     request: "Callable[[Artifact], Request] | None",
     weights: "WeightSource | None",
     device: "str | torch.device | None",
+    verify_key: VerifyKey | None,
 ) -> Iterator[Check]:
     try:
-        artifact = open_artifact(path, part_for_device(device))
+        artifact = open_artifact(path, part_for_device(device), verify_key)
+    except SignatureError as error:
+        yield Check("signature", "failed", str(error), f"a signature by {verify_key.text if verify_key else 'nobody'}")
+        return
     except ArtifactError as error:
         yield Check(f"files: {error.file}: {error.field}", "failed", error.found, error.expected)
         return
     except OtherMachineError as error:
         yield Check("to run: part", "failed", str(error), "a part for this machine")
         return
+    if verify_key is not None:
+        yield Check("signature", "passed", f"by {verify_key.text}", f"a signature by {verify_key.text}")
     yield Check("files", "passed", f"{len(artifact.files)} files as the manifest says", "sizes and SHA-256 as listed")
     wanted = "cuda" if isinstance(artifact.manifest.must_match_to_run, CudaToRun) else "cpu"
     chosen = choose_device(device, wanted)

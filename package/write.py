@@ -29,6 +29,7 @@ from tune_model.package.format.members import (
     RECORDS,
     REPLAY,
     REPORT,
+    SIGNATURE,
     WEIGHTS,
     kernel_member,
     limit_of,
@@ -39,13 +40,17 @@ from tune_model.package.format.tensors import tensor_chunks, tensors_size
 from tune_model.package.format.wire import encode
 from tune_model.package.output import ArtifactFormat, choose_format, staged
 from tune_model.package.read import open_artifact
+from tune_model.package.signature import Signer
 from tune_model.package.sink import Chunks, Sink, open_sink
 
 __all__ = ["write_artifact"]
 
 
 def write_artifact(
-    path: str | os.PathLike[str], contents: ArtifactContents, format_: ArtifactFormat | None = None
+    path: str | os.PathLike[str],
+    contents: ArtifactContents,
+    format_: ArtifactFormat | None = None,
+    signer: Signer | None = None,
 ) -> Path:
     """Write an artifact, replacing an earlier one.
 
@@ -53,6 +58,7 @@ def write_artifact(
         path: Where. Ending in a slash it becomes a folder, else one file.
         contents: What.
         format_: Overrides the choice by the path.
+        signer: Signs it.
 
     Returns:
         The path without a trailing slash.
@@ -67,7 +73,7 @@ def write_artifact(
     members = _members(contents)
     with staged(place, format_) as partial:
         with open_sink(partial, format_) as sink:
-            _write_members(contents, members, sink)
+            _write_members(contents, members, sink, signer)
         open_artifact(partial)
     return place
 
@@ -129,7 +135,7 @@ def _manifest(contents: ArtifactContents, files: dict[str, FileFacts]) -> Manife
     )
 
 
-def _write_members(contents: ArtifactContents, members: dict[str, _Member], sink: Sink) -> None:
+def _write_members(contents: ArtifactContents, members: dict[str, _Member], sink: Sink, signer: Signer | None) -> None:
     """Write all members, then the manifest, which holds their hashes."""
     files: dict[str, FileFacts] = {}
     for name, member in members.items():
@@ -138,6 +144,9 @@ def _write_members(contents: ArtifactContents, members: dict[str, _Member], sink
         files[name] = FileFacts(sha256.hexdigest(), member.size_bytes)
     manifest = encode_manifest(_manifest(contents, files))
     sink(MANIFEST, len(manifest), (manifest,))
+    if signer is not None:
+        signature = signer.sign(MANIFEST, manifest)
+        sink(SIGNATURE, len(signature), (signature,))
 
 
 def _hashed(chunks: Chunks, update: Callable[[bytes | memoryview], None]) -> Iterator[bytes | memoryview]:

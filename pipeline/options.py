@@ -10,6 +10,7 @@ from tune_model.runtime.errors import TuneModelError
 
 if TYPE_CHECKING:
     from tune_model.package.read import ChoosePart
+    from tune_model.package.signature import Signer, VerifyKey
 
 __all__ = [
     "artifact_argument",
@@ -18,6 +19,8 @@ __all__ = [
     "effort_option",
     "part_option",
     "set_option",
+    "sign_option",
+    "verify_key_option",
     "weights_option",
     "with_effort",
 ]
@@ -66,6 +69,18 @@ def _part(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -
     return None if value is None else named_part(value)
 
 
+def _signer(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> "Signer | None":
+    from tune_model.package.signature import read_signing_key
+
+    return None if value is None else read_signing_key(value)
+
+
+def _verify_key(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> "VerifyKey | None":
+    from tune_model.package.signature import read_verify_key
+
+    return None if value is None else read_verify_key(value)
+
+
 artifact_argument = click.argument("artifact_path", metavar="ARTIFACT", callback=artifact_path)
 part_option = click.option(
     "--part",
@@ -81,6 +96,24 @@ weights_option = click.option(
     default=None,
     callback=_weights_path,
     help="Folder or file of safetensors, or package:NAME/FOLDER; without it the model's own, or seeded random ones.",
+)
+
+
+sign_option = click.option(
+    "--sign",
+    "signer",
+    metavar="KEY",
+    default=None,
+    callback=_signer,
+    help="Sign the artifact with this ed25519 private key (PEM).",
+)
+verify_key_option = click.option(
+    "--verify-key",
+    "verify_key",
+    metavar="KEY",
+    default=None,
+    callback=_verify_key,
+    help="Refuse what is not signed by this ed25519 public key (PEM), or was changed afterwards.",
 )
 
 

@@ -10,6 +10,7 @@ from tune_model.pipeline.store import kernels_path, records_path
 
 if TYPE_CHECKING:
     from tune_model.package.contents import ArtifactContents
+    from tune_model.package.signature import Signer
     from tune_model.pipeline.config import Config
     from tune_model.tune.choice import Tuning
     from tune_model.tune.options import TuneOptions
@@ -43,8 +44,8 @@ def tune_options(config: "Config", store: Path, *, recheck: bool) -> "TuneOption
     )
 
 
-def finish(contents: "ArtifactContents", output: str, *, as_json: bool) -> int:
-    """Write the artifact with its report, print the scoreboard; returns the exit code.
+def finish(contents: "ArtifactContents", output: str, *, as_json: bool, signer: "Signer | None" = None) -> int:
+    """Write the artifact with its report, signed if wanted, print the scoreboard; returns the exit code.
 
     Raises:
         OutputError: It cannot be written there.
@@ -57,7 +58,7 @@ def finish(contents: "ArtifactContents", output: str, *, as_json: bool) -> int:
     from tune_model.pipeline.scoreboard import print_scoreboard
 
     facts = gather(from_contents(contents))
-    place = write_artifact(output, replace(contents, report_html=render_html(facts)))
+    place = write_artifact(output, replace(contents, report_html=render_html(facts)), signer=signer)
     if not as_json:
         print_scoreboard(facts, console(), repeated=contents.tuning.repeated)
     console(error=True).print(f"wrote {place} ({size_text(_size(place))})", markup=False)

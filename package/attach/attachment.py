@@ -13,6 +13,7 @@ from tune_model.extract.request import TransformersSource
 from tune_model.package.attach.matching import Unmatched
 from tune_model.package.load import start
 from tune_model.package.read import Artifact, open_artifact
+from tune_model.package.signature import read_verify_key
 from tune_model.runtime.errors import TuneModelError
 
 if TYPE_CHECKING:
@@ -108,7 +109,12 @@ class Attachment:
 
 
 def attach(
-    module: "nn.Module", artifact: str | os.PathLike[str], *, strict: bool = False, graphs: bool = True
+    module: "nn.Module",
+    artifact: str | os.PathLike[str],
+    *,
+    strict: bool = False,
+    graphs: bool = True,
+    verify_key: str | os.PathLike[str] | None = None,
 ) -> Attachment:
     """Let a model's calls run on its tuned programs.
 
@@ -121,11 +127,13 @@ def attach(
         artifact: A folder or a file.
         strict: Raise `NotAnsweredError` instead of running the original.
         graphs: Replay decode steps and repeated shapes as CUDA graphs.
+        verify_key: A file with the public key that the artifact must be signed by.
 
     Returns:
         What counts calls, and detaches.
 
     Raises:
+        SignatureError: The artifact is not signed by the key.
         ArtifactError: The artifact is damaged, foreign or of another version.
         OtherMachineError: Its kernels cannot run here.
         OtherModelError: The module is another model.
@@ -133,7 +141,7 @@ def attach(
     """
     import torch
 
-    opened = open_artifact(artifact)
+    opened = open_artifact(artifact, verify_key=None if verify_key is None else read_verify_key(verify_key))
     tensors = [*module.parameters(), *module.buffers()]
     if not tensors:
         raise OtherModelError(f"{opened.path}: the module has no parameters; expected the model it was tuned for")

@@ -18,6 +18,8 @@ __all__ = [
     "REPLAY",
     "REPORT",
     "REQUIRED",
+    "SIGNATURE",
+    "SIGNATURE_BYTES_AT_MOST",
     "WEIGHTS",
     "blob_member",
     "bundle_limit_of",
@@ -37,12 +39,15 @@ RECORDS: Final = "records.jsonl.gz"
 CONFIG: Final = "config.yaml"
 REPORT: Final = "report.html"
 BUNDLE: Final = "bundle.json"
+SIGNATURE: Final = "signature.json"
+"""Beside either; listed by none, since it is made of what lists the others."""
 
 FOLDERS: Final = frozenset({"programs", "kernels", "parts", "blobs"})
 REQUIRED: Final = frozenset({MANIFEST, REPLAY, CONSTANTS, RECORDS, CONFIG})
 MEMBERS_AT_MOST: Final = 8192
 
 MIB: Final = 1 << 20
+SIGNATURE_BYTES_AT_MOST: Final = 4096
 
 
 class _Rule(NamedTuple):
@@ -93,6 +98,8 @@ def bundle_limit_of(member: str) -> int | None:
 
 def stored_limit_of(member: str) -> int | None:
     """Return the largest size of a member of whatever is stored, an artifact or a bundle; `None` if neither has it."""
+    if member == SIGNATURE:
+        return SIGNATURE_BYTES_AT_MOST
     limit = limit_of(member)
     return bundle_limit_of(member) if limit is None else limit
 

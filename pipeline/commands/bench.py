@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tune_model.pipeline.options import artifact_argument, weights_option
+from tune_model.pipeline.options import artifact_argument, verify_key_option, weights_option
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from tune_model.package.read import Artifact
+    from tune_model.package.signature import VerifyKey
     from tune_model.pipeline.bench.interleave import Timing
     from tune_model.pipeline.bench.points import Point
 
@@ -41,6 +42,7 @@ With --save a long benchmark can run in parts: rows of points timed now replace 
 )
 @click.option("--rounds", default=50, show_default=True, type=click.IntRange(5, 10_000), help="Rounds per point.")
 @click.option("--no-compile", is_flag=True, help="Leave torch.compile out: it takes minutes for a large model.")
+@verify_key_option
 @click.option("--save", "save_path", metavar="FILE", default=None, help="Write or update a benchmark result (JSON).")
 def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     artifact_path: str,
@@ -49,6 +51,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     only: tuple[str, ...],
     rounds: int,
     no_compile: bool,
+    verify_key: "VerifyKey | None",
     save_path: str | None,
 ) -> None:
     """Time every point and print the table."""
@@ -59,7 +62,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     from tune_model.pipeline.bench.result import check_result
     from tune_model.pipeline.console import console
 
-    artifact = open_artifact(artifact_path)
+    artifact = open_artifact(artifact_path, verify_key=verify_key)
     phases = artifact.manifest.request.phases
     points = [p for p in points_of(phases) if not only or any(begins_with(p, words) for words in only)]
     if not points:

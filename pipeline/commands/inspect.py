@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tune_model.pipeline.options import artifact_argument, part_option
+from tune_model.pipeline.options import artifact_argument, part_option, verify_key_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tune_model.package.inspect import ArtifactFacts
     from tune_model.package.memory import MemoryPlan
     from tune_model.package.read import Artifact, ChoosePart
+    from tune_model.package.signature import VerifyKey
     from tune_model.pipeline.report.facts import TaskFacts
 
 __all__ = ["command"]
@@ -39,8 +40,15 @@ Reads and checks the files; loads no kernel, needs no GPU and no weights. Of a b
     default=None,
     help="Show how one task's race went, step by step: part of its name, or the beginning of its key.",
 )
+@verify_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON; of a bundle, a list with each part's.")
-def command(artifact_path: str, part: "ChoosePart | None", task: str | None, as_json: bool) -> None:
+def command(
+    artifact_path: str,
+    part: "ChoosePart | None",
+    task: str | None,
+    verify_key: "VerifyKey | None",
+    as_json: bool,
+) -> None:
     """Open, describe, print."""
     import msgspec
 
@@ -49,13 +57,13 @@ def command(artifact_path: str, part: "ChoosePart | None", task: str | None, as_
     from tune_model.pipeline.console import console
 
     if task is not None:
-        found = find_task(open_artifact(artifact_path, part), task)
+        found = find_task(open_artifact(artifact_path, part, verify_key), task)
         if as_json:
             click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
         else:
             print_race(found, console())
         return
-    parts = open_parts(artifact_path)
+    parts = open_parts(artifact_path, verify_key)
     if part is not None:
         parts = (part(parts),)
     facts = [describe(found) for found in parts]
@@ -163,7 +171,8 @@ def print_facts(facts: "ArtifactFacts", out: "Console") -> None:
         f"{facts.name}: {facts.architecture or 'model'} ({facts.task}, {facts.dtype}), "
         f"{facts.parameters / 1e6:.4g} M parameters, weights {facts.weights} ({size_text(facts.weight_bytes)})\n"
         f"tuned on {facts.target} by tune-model {facts.tune_model}, schema {facts.schema}\n"
-        f"digest {facts.digest}, {size_text(facts.size_bytes)}",
+        f"digest {facts.digest}, {size_text(facts.size_bytes)}, "
+        f"{'signed by ' + facts.signed_by if facts.signed_by else 'not signed'}",
         markup=False,
     )
     for program in facts.programs:

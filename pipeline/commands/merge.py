@@ -1,8 +1,13 @@
 """`tune-model merge A B -o C`: one bundle for several machines, each natively tuned."""
 
+from typing import TYPE_CHECKING
+
 import click
 
-from tune_model.pipeline.options import artifact_path
+from tune_model.pipeline.options import artifact_path, sign_option
+
+if TYPE_CHECKING:
+    from tune_model.package.signature import Signer
 
 __all__ = ["command"]
 
@@ -27,12 +32,13 @@ def _paths(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ..
 @click.command("merge", help=HELP)
 @click.argument("paths", metavar="ARTIFACT...", nargs=-1, required=True, callback=_paths)
 @click.option("-o", "--output", metavar="PATH", required=True, help="The bundle; a folder if it ends in a slash.")
-def command(paths: tuple[str, ...], output: str) -> None:
+@sign_option
+def command(paths: tuple[str, ...], output: str, signer: "Signer | None") -> None:
     """Merge and list the parts."""
     from tune_model.package.merge import merge_artifacts
     from tune_model.package.parts import part_name
 
-    parts = merge_artifacts(paths, output)
+    parts = merge_artifacts(paths, output, signer=signer)
     for part in parts:
         click.echo(part_name(part.manifest))
     click.echo(f"wrote {output} ({len(parts)} parts)", err=True)

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tune_model.pipeline.options import artifact_argument, effort_option, part_option
+from tune_model.pipeline.options import artifact_argument, effort_option, part_option, sign_option
 
 if TYPE_CHECKING:
     from tune_model.package.contents import ArtifactContents
     from tune_model.package.read import Artifact, ChoosePart
+    from tune_model.package.signature import Signer
     from tune_model.pipeline.config import Config
     from tune_model.tune.choice import Tuning
 
@@ -46,6 +47,7 @@ Exits as `tune` does: 0 when done, 3 when some tasks failed or the budget ended 
 @click.option("--budget", metavar="TIME", default=None, help="Longest time to tune: 90s, 10m, 2h.")
 @click.option("--records", "store_path", metavar="FOLDER", default=None, help="Records and kernels live here.")
 @click.option("--recheck", is_flag=True, help="Measure again what the records already hold.")
+@sign_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line instead of progress.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     artifact_path: str,
@@ -56,6 +58,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     budget: str | None,
     store_path: str | None,
     recheck: bool,
+    signer: "Signer | None",
     as_json: bool,
 ) -> int:
     """Open, take the plan out, tune, write."""
@@ -81,7 +84,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     console(error=True).print(f"target: {machine.name}", markup=False)
     with make_report(as_json=as_json) as report:
         tuning = tune(plan, machine, tune_options(config, store, recheck=recheck), report)
-    return finish(_contents(artifact, tuning, text), place, as_json=as_json)
+    return finish(_contents(artifact, tuning, text), place, as_json=as_json, signer=signer)
 
 
 def stored_config(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tune_model.pipeline.options import config_argument, effort_option, set_option, with_effort
+from tune_model.pipeline.options import config_argument, effort_option, set_option, sign_option, with_effort
 from tune_model.runtime.errors import TuneModelError
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tune_model.extract.request import Request
     from tune_model.package.contents import ArtifactContents
+    from tune_model.package.signature import Signer
     from tune_model.pipeline.config import LoadedConfig
     from tune_model.tune.choice import Tuning
     from tune_model.tune.target import Target
@@ -53,6 +54,7 @@ a records database, so running the command again continues where it stopped and 
     multiple=True,
     help="Add to the workload the sizes that a server missed: what its coverage().save(FILE) wrote; repeatable.",
 )
+@sign_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line instead of progress.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     config_path: str,
@@ -63,6 +65,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     store_path: str | None,
     recheck: bool,
     misses: tuple[str, ...],
+    signer: "Signer | None",
     as_json: bool,
 ) -> int:
     """Conduct the rooms."""
@@ -103,7 +106,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
         )
     with make_report(as_json=as_json) as report:
         tuning = tune(extraction.plan, target, tune_options(config, store, recheck=recheck), report)
-    return finish(_contents(loaded, request, tuning, extraction.constants), output, as_json=as_json)
+    return finish(_contents(loaded, request, tuning, extraction.constants), output, as_json=as_json, signer=signer)
 
 
 def _measurable_target(loaded: "LoadedConfig") -> "Target":

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tune_model.pipeline.options import artifact_argument, weights_option
+from tune_model.pipeline.options import artifact_argument, verify_key_option, weights_option
 
 if TYPE_CHECKING:
+    from tune_model.package.signature import VerifyKey
     from tune_model.package.verification.check import Check
 
 __all__ = ["command"]
@@ -17,9 +18,10 @@ EXIT_FAILED = 4
 
 HELP = """Verify ARTIFACT on this machine.
 
-Looks at every file's hash, the machine against both fingerprints, the operators against the runtime's list, every
-winner's kernel against a float64 reference, and the whole program against the original model (greedy tokens for a
-causal LM in float32; errors relative to eager PyTorch otherwise). Runs the artifact's machine code, as loading does.
+Looks at its signature (with --verify-key), every file's hash, the machine against both fingerprints, the operators
+against the runtime's list, every winner's kernel against a float64 reference, and the whole program against the
+original model (greedy tokens for a causal LM in float32; errors relative to eager PyTorch otherwise). Runs the
+artifact's machine code, as loading does.
 
 \b
   tune-model verify llama-3-8b.tuned
@@ -33,8 +35,11 @@ Exits 0 when every check passes and 4 when one fails.
 @artifact_argument
 @weights_option
 @click.option("--device", default=None, help="Where to run; by default the kind it was tuned for.")
+@verify_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
-def command(artifact_path: str, weights_path: str | None, device: str | None, as_json: bool) -> int:
+def command(
+    artifact_path: str, weights_path: str | None, device: str | None, verify_key: "VerifyKey | None", as_json: bool
+) -> int:
     """Run the checks and print each as it is made."""
     import msgspec
 
@@ -54,6 +59,7 @@ def command(artifact_path: str, weights_path: str | None, device: str | None, as
         weights=None if weights_path is None else Path(weights_path),
         device=device,
         report=show,
+        verify_key=verify_key,
     )
     counts = Counter(check.outcome for check in report.checks)
     if as_json:

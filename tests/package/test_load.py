@@ -1,4 +1,5 @@
 import json
+import shutil
 import warnings
 from pathlib import Path
 
@@ -111,11 +112,21 @@ def test_the_machine_it_was_tuned_on_gets_no_warning(artifact_file: Path):
         tune_model.load(artifact_file, weights=handmade.weights())
 
 
-def test_an_artifact_that_everyone_can_change_is_warned_about(tmp_path: Path, files: Files):
-    folder = write_folder(tmp_path / "a", files)
-    folder.chmod(0o777)
+@pytest.mark.parametrize("what", [".", "kernels", "replay.json", "programs/forward.json", ".."])
+def test_an_artifact_that_everyone_can_change_is_warned_about(tmp_path: Path, files: Files, what: str):
+    folder = write_folder(tmp_path / "inside" / "a", files)
+    (folder / what).chmod(0o777)
     with pytest.warns(WritableByAllWarning, match="chmod o-w"):
         tune_model.load(folder, weights=handmade.weights())
+
+
+def test_a_folder_in_which_everyone_keeps_their_own_is_fine(tmp_path: Path, artifact_file: Path):
+    """Such as /tmp: the sticky bit keeps others from replacing a file."""
+    tmp_path.chmod(0o1777)
+    place = shutil.copy(artifact_file, tmp_path / "a.tuned")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WritableByAllWarning)
+        tune_model.load(place, weights=handmade.weights())
 
 
 HOSTILE_OPERATORS = [

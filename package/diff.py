@@ -8,7 +8,7 @@ A slowdown is an estimate with an interval: the two finals' errors are independe
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 import msgspec
@@ -147,7 +147,7 @@ def diff_artifacts(old: Artifact, new: Artifact) -> ArtifactDiff:
         old_us=sum(weights[t.key] * t.old_us for t in tasks if t.slowdown is not None),
         new_us=sum(weights[t.key] * t.new_us for t in tasks if t.slowdown is not None),
         slowdown=_total((weights[t.key] * t.old_us, t.slowdown) for t in tasks),
-        drift=_drift(pairs),
+        drift=_drift(pairs[t.key] for t in tasks if t.slowdown is not None),
         tasks=tuple(sorted(tasks, key=lambda t: (-abs(t.new_us - t.old_us) * weights[t.key], t.key))),
         only_old=tuple(before[key].planned.label for key in before if key not in after),
         only_new=tuple(after[key].planned.label for key in after if key not in before),
@@ -158,6 +158,8 @@ def diff_artifacts(old: Artifact, new: Artifact) -> ArtifactDiff:
 def slower_than(diff: ArtifactDiff, limit: float) -> tuple[str, ...]:
     """Say what got slower by more than a limit, beyond the noise; empty when nothing did.
 
+    Where no task could be compared that is what is said: such artifacts pass no gate.
+
     Args:
         diff: Of two artifacts.
         limit: Share of the old time: 0.03 is 3 %. A slowdown counts when its estimate exceeds the limit and its
@@ -165,13 +167,15 @@ def slower_than(diff: ArtifactDiff, limit: float) -> tuple[str, ...]:
             a hundredth of the weighted time.
     """
     found: list[str] = []
+    if all(task.slowdown is None for task in diff.tasks):
+        found.append("nothing could be compared: every task was disturbed or not timed in one of the two")
     if diff.slowdown.ratio > 1.0 + limit and diff.slowdown.bounds()[0] > 1.0:
-        found.append(f"the weighted time of all tasks by {diff.slowdown.ratio - 1.0:.1%}")
+        found.append(f"the weighted time of all tasks is slower by {diff.slowdown.ratio - 1.0:.1%}")
     for task in sorted(diff.tasks, key=lambda t: -t.share):
         slowdown = task.slowdown
         heavy = task.share >= _SHARE_THAT_MATTERS
         if heavy and task.verdict == "slower" and slowdown is not None and slowdown.ratio > 1.0 + limit:
-            found.append(f"{task.label} by {slowdown.ratio - 1.0:.1%}")
+            found.append(f"{task.label} is slower by {slowdown.ratio - 1.0:.1%}")
     return tuple(found)
 
 
@@ -247,8 +251,8 @@ def _total(parts: Iterable[tuple[float, Slowdown | None]]) -> Slowdown:
     return Slowdown(new / old, math.sqrt(variance) / new) if old > 0 and new > 0 else Slowdown(1.0, 0.0)
 
 
-def _drift(pairs: Mapping[str, tuple[_Outcome, _Outcome]]) -> float:
-    timed = [(o, n) for o, n in pairs.values() if o.choice.baseline_us > 0 and n.choice.baseline_us > 0]
+def _drift(pairs: Iterable[tuple[_Outcome, _Outcome]]) -> float:
+    timed = [(o, n) for o, n in pairs if o.choice.baseline_us > 0 and n.choice.baseline_us > 0]
     before = sum(o.planned.weight * o.choice.baseline_us for o, _ in timed)
     after = sum(o.planned.weight * n.choice.baseline_us for o, n in timed)
     return after / before if before else 1.0

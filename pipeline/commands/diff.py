@@ -68,7 +68,7 @@ def command(
     else:
         print_diff(diff, console(), show_all=show_all)
     for what in slower:
-        click.echo(f"slower by more than {limit:.2%}: {what}", err=True)
+        click.echo(f"fails --fail-if-slower {limit:.2%}: {what}", err=True)
     return EXIT_SLOWER if slower else 0
 
 
@@ -100,6 +100,9 @@ def print_diff(diff: "ArtifactDiff", out: "Console", *, show_all: bool = False) 
     low, high = diff.slowdown.bounds()
     drift = f"; the plain operators, the machine's drift, {_percent(diff.drift)}" if diff.same_machine else ""
     corrected = ", corrected for drift" if diff.same_machine else ", on other machines or versions: times as they are"
+    untimed = sum(task.slowdown is None for task in diff.tasks)
+    if untimed:
+        out.print(f"{untimed} tasks were disturbed or not timed in one of the two and are not compared")
     out.print(
         f"{len(diff.tasks)} tasks in both, {len(diff.tasks) - len(shown) if not show_all else 0} without a change: "
         f"weighted time {time_text(diff.old_us)} -> {time_text(diff.new_us)}{drift}\n"

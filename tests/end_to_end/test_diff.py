@@ -15,12 +15,16 @@ from tune_model.pipeline import cli
 
 
 def slowed(artifact: Path, place: Path, factor: float) -> Path:
-    """Write the artifact as if its winners had been measured slower; the plain operators' times stay."""
+    """Write the artifact as if its winners had been measured slower; the plain operators' times stay.
+
+    What a busy machine disturbed counts as undisturbed, since here only the arithmetic is asked for.
+    """
     files = files_of(artifact)
     lines: list[bytes] = []
     for record in read_records(files["records.jsonl.gz"], "records"):
         document: dict[str, Any] = json.loads(encode(record))
         if isinstance(record, ChoiceRecord):
+            document["status"] = document["status"].replace("disturbed", "no gain")
             document["median_us"] *= factor
             document["gain_low"] /= factor
             document["gain_high"] /= factor
@@ -36,13 +40,19 @@ def slowed(artifact: Path, place: Path, factor: float) -> Path:
 def test_a_seeded_regression_fails_and_a_re_tune_passes(
     little: small_tune.Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    old = str(little.artifact)
     again = tmp_path / "again.tuned"
     assert cli.run(["tune", str(little.config), "-o", str(again), "--records", str(little.records), "--json"]) == 0
-    assert cli.run(["diff", old, str(again), "--fail-if-slower", "3%"]) == 0
-    slower = slowed(little.artifact, tmp_path / "slower.tuned", 1.05)
+    old, same, slower = (
+        str(slowed(path, tmp_path / name, factor))
+        for path, name, factor in (
+            (little.artifact, "old.tuned", 1.0),
+            (again, "same.tuned", 1.0),
+            (little.artifact, "slower.tuned", 1.05),
+        )
+    )
     capsys.readouterr()
-    assert cli.run(["diff", old, str(slower), "--fail-if-slower", "3%"]) == 5
-    assert "the weighted time of all tasks by 5.0%" in capsys.readouterr().err
-    assert cli.run(["diff", str(slower), old, "--fail-if-slower", "3%"]) == 0
-    assert cli.run(["diff", old, str(slower), "--fail-if-slower", "6%"]) == 0
+    assert cli.run(["diff", old, same, "--fail-if-slower", "3%"]) == 0
+    assert cli.run(["diff", old, slower, "--fail-if-slower", "3%"]) == 5
+    assert "the weighted time of all tasks is slower by 5.0%" in capsys.readouterr().err
+    assert cli.run(["diff", slower, old, "--fail-if-slower", "3%"]) == 0
+    assert cli.run(["diff", old, slower, "--fail-if-slower", "6%"]) == 0

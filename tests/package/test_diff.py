@@ -51,13 +51,15 @@ def test_a_planted_regression_of_5_percent_fails(make: Make, seed: int):
 
 def test_a_regression_of_the_whole_is_named_first(make: Make):
     diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(1, slower=dict.fromkeys(ROWS, 1.1))))
-    assert slower_than(diff, LIMIT)[0].startswith("the weighted time of all tasks by ")
+    assert slower_than(diff, LIMIT)[0].startswith("the weighted time of all tasks is slower by ")
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_a_regression_of_one_heavy_task_fails_and_is_named(make: Make, seed: int):
     diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(seed, slower={64: 1.05})))
-    assert slower_than(diff, LIMIT) == ("matmul 64x8x8 f32 + relu by " + f"{_of(diff, 64).slowdown.ratio - 1:.1%}",)
+    assert slower_than(diff, LIMIT) == (
+        "matmul 64x8x8 f32 + relu is slower by " + f"{_of(diff, 64).slowdown.ratio - 1:.1%}",
+    )
 
 
 def _of(diff: ArtifactDiff, rows: int):  # type: ignore[no-untyped-def]
@@ -144,6 +146,15 @@ def test_a_disturbed_task_is_not_compared(make: Make):
     assert _of(diff, 64).verdict == "not timed"
     assert diff.new_us < 1e4
     assert slower_than(diff, LIMIT)
+
+
+def test_a_gate_does_not_pass_what_it_could_not_compare(make: Make):
+    tuning = noisy_tuning(Weather(0))
+    busy = tuple(msgspec.structs.replace(c, status="disturbed") for c in tuning.choices)
+    diff = compare(make, tuning, msgspec.structs.replace(tuning, choices=busy))
+    assert slower_than(diff, LIMIT) == (
+        "nothing could be compared: every task was disturbed or not timed in one of the two",
+    )
 
 
 def test_nothing_in_common_is_an_error(make: Make):

@@ -304,3 +304,29 @@ def test_a_stride_that_other_calls_may_have_is_demanded_in_multiples_of_16_bytes
     odd = slots | {"a0.stride0": 128 * 3 + 4}
     assert [p for r in built.kernel.requires if (p := unmet(r, odd, {}))]
     assert [p for r in built.kernel.requires if (p := unmet(r, slots, {"a0": 8}))]
+
+
+@pytest.mark.parametrize("arch", [80, 89, 90, 100])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("b", [None, (1, 64)])
+@pytest.mark.parametrize("a", [None, (1, 32)])
+def test_all_four_orders_of_the_operands_compile(
+    a: tuple[int, int] | None, b: tuple[int, int] | None, dtype: str, arch: int
+):
+    rules = NumericRules(allow_tf32=a is None)
+    task = Task(matrices(32, 96, 64, a, b, dtype), rules)
+    family = family_named("triton_matmul")
+    built = family.build(task, family.start(task, cuda_target(arch)), cuda_target(arch))
+    assert isinstance(built, Built), built
+
+
+@pytest.mark.parametrize("arch", [80, 89, 90, 100])
+def test_batches_and_halves_compile(arch: int):
+    for form, name in (
+        (batched(4, 32, 64, 64, "bfloat16"), "triton_matmul"),
+        (batched(4, 1, 64, 64, "float16"), "triton_gemv"),
+        (linear(16, 512, 256, tail="swiglu"), "library_halves"),
+    ):
+        task, target = Task(form, NumericRules()), cuda_target(arch)
+        built = family_named(name).build(task, family_named(name).start(task, target), target)
+        assert isinstance(built, Built), built

@@ -52,6 +52,7 @@ _USED: Final = {
     "cpp_pointwise": {"compiler"},
     "cpp_rows": {"compiler"},
     "cublaslt": {"cublas", "triton"},
+    "library_halves": {"cublas", "torch", "triton"},
     "mkl_linear": {"torch"},
     "mkldnn_linear": {"torch"},
     "sdpa": {"cublas", "torch", "triton"},

@@ -75,6 +75,7 @@ class Records:
         self.path = path
         self.moved_to: Path | None = None
         self.rescued = 0
+        self._has_warned = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -185,8 +186,9 @@ class Records:
             for key, task, body, digest in self.connection.execute(statement, values):
                 if digest == row_digest(key, task, body):
                     yield Row(key, task, msgspec.json.decode(body, type=Body))
-                else:
-                    logger.warning("%s: a row for %s is damaged and left out", self.path, key)
+                elif not self._has_warned:
+                    self._has_warned = True
+                    logger.warning("%s: rows are damaged and left out, the one for %s among them", self.path, key)
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             msg = f"{self.path}: the records cannot be read ({error}); run again to have them set aside and rebuilt"
             raise RecordsError(msg) from error

@@ -16,7 +16,11 @@ from tune_model.pipeline.config.wording import ConfigError, Violation, find_viol
 
 __all__ = ["LoadedConfig", "dump_config", "load_config", "parse_config", "shipped_configs"]
 
-BYTES_AT_MOST: Final = 1 << 20
+BYTES_AT_MOST: Final = 128 << 10
+"""The YAML parser reads some 200 KB a second; shipped configurations have 1 to 2."""
+
+WRITTEN_AT_MOST: Final = 2 * BYTES_AT_MOST
+"""Written with every field, a configuration is a little longer."""
 
 
 class LoadedConfig(msgspec.Struct, frozen=True):
@@ -136,6 +140,8 @@ def _read(path: pathlib.Path, name: str) -> str:
 
 
 def _parse(text: str, name: str) -> Document:
+    if len(text) > WRITTEN_AT_MOST:
+        raise ConfigError(f"{name}: is longer than {WRITTEN_AT_MOST} characters; expected a configuration.")
     try:
         return parse_document(text, name)
     except DocumentError as error:

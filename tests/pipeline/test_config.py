@@ -72,7 +72,7 @@ UNREADABLE = {
         "model.yaml:2: has byte 0xe9, which is not UTF-8; expected UTF-8",
     ),
     "binary": (b"name: \x00\x01", "model.yaml:1: not valid YAML: character 0 is not allowed."),
-    "too large": (b"#" * (1 << 20) + b"#", "model.yaml: is larger than 1048576 bytes; expected a configuration."),
+    "too large": (b"#" * (128 << 10) + b"#", "model.yaml: is larger than 131072 bytes; expected a configuration."),
 }
 
 

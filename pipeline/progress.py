@@ -17,6 +17,7 @@ from tune_model.tune.events import (
     ChoiceConfirmed,
     Event,
     RecordsDamaged,
+    StepTimed,
     TaskDone,
     TaskStarted,
     TuneFinished,
@@ -137,6 +138,11 @@ class PlainReport(Report):
                 return (
                     f"{self.labels.get(event.task, event.task)}: {label(event.candidate)} did not hold: {event.detail}"
                 )
+            case StepTimed(task=""):
+                return (
+                    f"{event.step}: the whole step {time_text(event.median_us)}, with torch's operators "
+                    f"{time_text(event.baseline_us)}, {event.gain:.2f}x"
+                )
             case RecordsDamaged():
                 return f"records were damaged: set aside as {event.moved_to}, {event.rescued} rows rescued"
             case TuneFinished():
@@ -186,6 +192,9 @@ class TerminalReport(PlainReport):
             detail = f"{label(event.candidate)}  {event.gain:.2f}x of extern"
             what = f"measuring winners again, {event.index + 1} of {event.total}"
             self.progress.update(self.bar, description=what, detail=detail)
+        elif isinstance(event, StepTimed):
+            without = f"without {self.labels.get(event.task, event.task)}" if event.task else "as a whole"
+            self.progress.update(self.bar, description=f"timing {event.step}", detail=f"{event.gain:.2f}x {without}")
         elif isinstance(event, CandidateDone):
             detail = f"{label(event.candidate)}  best {gain_text(event.baseline_us, event.best_us)} of extern"
             self.progress.update(self.bar, advance=1, left=left, detail=detail)

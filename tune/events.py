@@ -1,7 +1,7 @@
 """What the tuner tells while it runs. Types only; the pipeline draws them and computes the remaining time.
 
 Order: `TuneStarted`, then per task `TaskStarted`, any number of `CandidateDone`, `TaskDone`; then `ChoiceConfirmed` for
-every new winner; last `TuneFinished`.
+every new winner, `StepTimed` for whole programs; last `TuneFinished`.
 """
 
 from typing import Literal
@@ -15,6 +15,7 @@ __all__ = [
     "ChoiceConfirmed",
     "Event",
     "RecordsDamaged",
+    "StepTimed",
     "TaskDone",
     "TaskStarted",
     "TuneFinished",
@@ -125,6 +126,24 @@ class ChoiceConfirmed(msgspec.Struct, frozen=True, tag="choice confirmed"):
     detail: str = ""
 
 
+class StepTimed(msgspec.Struct, frozen=True, tag="step timed"):
+    """A whole program was timed at a point of its grid, or known from the records.
+
+    Attributes:
+        step: `decode batch=1 context=1024`.
+        median_us: With all choices.
+        baseline_us: With torch's operators everywhere; or, for a task, with all choices but this.
+        gain: baseline / all choices.
+        task: Key of the task whose choice was taken out; empty for the step as a whole.
+    """
+
+    step: str
+    median_us: float
+    baseline_us: float
+    gain: float
+    task: str = ""
+
+
 class RecordsDamaged(msgspec.Struct, frozen=True, tag="records damaged"):
     """The records database could not be read and was set aside.
 
@@ -155,4 +174,6 @@ class TuneFinished(msgspec.Struct, frozen=True, tag="tune finished"):
     repeated: int = 0
 
 
-Event = TuneStarted | TaskStarted | CandidateDone | TaskDone | ChoiceConfirmed | RecordsDamaged | TuneFinished
+Event = (
+    TuneStarted | TaskStarted | CandidateDone | TaskDone | ChoiceConfirmed | StepTimed | RecordsDamaged | TuneFinished
+)

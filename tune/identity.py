@@ -24,6 +24,7 @@ __all__ = [
     "kindred_key",
     "measurement_key",
     "race_key",
+    "step_key",
     "target_key",
 ]
 
@@ -142,6 +143,16 @@ def confirmation_key(winner: str, baseline: str) -> str:
         baseline: Of the extern.
     """
     return _digest(["confirmation", winner, baseline])
+
+
+def step_key(target: str, sides: tuple[tuple[str, str, tuple[str, ...]], ...]) -> str:
+    """Return what the times of a whole program with two sets of kernels depend on.
+
+    Args:
+        target: As of `race_key`.
+        sides: Per set the program's fingerprint, its point as text, and the measurement keys of all its kernels.
+    """
+    return _digest(["step 1", target, sides])
 
 
 def _code_fields(target: Target) -> list[str]:

@@ -7,7 +7,9 @@
    next starts, so whatever ends the run, running it again continues there.
 3. Settle the weight layouts over all tasks that read a weight; that decides each task's winner. New winners are
    measured again in a fresh process; where one does not hold, settle again.
-4. Fetch the winners' machine code from the store.
+4. Time whole programs with the choices (not at effort quick); one without which a step is faster is out, and the rest
+   is settled again.
+5. Fetch the winners' machine code from the store.
 
 Nothing is decided from memory: choices are assembled from the records, so a second run gives the same bytes.
 """
@@ -15,8 +17,8 @@ Nothing is decided from memory: choices are assembled from the records, so a sec
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from types import FrameType
 from typing import Final, Literal
 
@@ -24,7 +26,7 @@ import msgspec
 
 from tune_model.extract.task import Plan
 from tune_model.runtime.errors import TuneModelError
-from tune_model.tune.candidate import Rejected, label
+from tune_model.tune.candidate import Effort, Rejected, label
 from tune_model.tune.choice import Choice, Measurement, Tuning
 from tune_model.tune.contest import Contest
 from tune_model.tune.device import Device
@@ -40,7 +42,9 @@ from tune_model.tune.probe_cuda import require_gpu
 from tune_model.tune.race import beats, select_winner
 from tune_model.tune.record import Trail
 from tune_model.tune.records import Finalist, Refusal, Timing
+from tune_model.tune.step_bench import StepTimer, StepWorker
 from tune_model.tune.target import CudaTarget, Target
+from tune_model.tune.whole_program import WholeProgram
 from tune_model.tune.worker import DeviceWorker, open_workbench
 from tune_model.tune.workshop import InterruptedRaceError, Workshop
 
@@ -85,21 +89,25 @@ def tune(plan: Plan, target: Target, options: TuneOptions, report: Callable[[Eve
     else:
         device, worker = open_workbench(target, options.device_index), None
     shop = Workshop(families_for(target), target, device, options, report)
+    steps: StepTimer | None = None
     if worker is not None:
         worker.seconds_left = shop.seconds_left
-    return tune_with(plan, shop)
+        if options.effort is not Effort.QUICK:
+            steps = timer = StepWorker(target, options.device_index)
+            timer.seconds_left = shop.seconds_left
+    return tune_with(plan, shop, steps)
 
 
-def tune_with(plan: Plan, shop: Workshop) -> Tuning:
-    """Tune with given equipment, which is closed at the end."""
-    with closing(shop), _interruptible(shop.stop):
-        return _Run(plan, shop).run()
+def tune_with(plan: Plan, shop: Workshop, steps: StepTimer | None = None) -> Tuning:
+    """Tune with given equipment, which is closed at the end; without `steps` no whole program is timed."""
+    with closing(shop), closing(steps) if steps is not None else nullcontext(), _interruptible(shop.stop):
+        return _Run(plan, shop, steps).run()
 
 
 class _Run:
     """One run over a plan."""
 
-    def __init__(self, plan: Plan, shop: Workshop) -> None:
+    def __init__(self, plan: Plan, shop: Workshop, steps: StepTimer | None) -> None:
         self.plan = plan
         self.shop = shop
         self.stopped: Literal["", "budget", "interrupted"] = ""
@@ -110,6 +118,7 @@ class _Run:
             self.contests.append(Contest(task, policy_for(shop.target, largest), shop))
         self.order = sorted(self.contests, key=lambda c: -c.planned.weight * call_us(c.planned, shop.target))
         self.guard = Guard(plan, shop)
+        self.whole = None if steps is None else WholeProgram(plan, shop, steps)
 
     def run(self) -> Tuning:
         shop = self.shop
@@ -128,6 +137,8 @@ class _Run:
         settlement = self.guard.settle(open_finals, may_measure=self.stopped != "interrupted")
         if bound and not self.stopped:
             settlement = self._bind(settlement, bound)
+        elif not self.stopped:
+            settlement = self._time_steps(settlement, open_finals)
         if self.guard.cut_short and self.guard.unconfirmed and not self.stopped:
             self.stopped = "interrupted" if shop.stop.is_set() else "budget"
         shop.stop.clear()
@@ -157,6 +168,19 @@ class _Run:
             gain = extern.median_us / us
             winners[key] = Finalist(candidate, (), us, gain, gain, gain, 1, unconditional=False)
         return msgspec.structs.replace(settlement, winners=winners)
+
+    def _time_steps(self, settlement: Settlement, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
+        """Time whole programs, and settle again without the choices that make one slower."""
+        if self.whole is None:
+            return settlement
+        self.shop.device.close()  # a model as a whole needs the memory
+        self.whole.attend(self.contests)
+        while not self.whole.examine(settlement):
+            out = {key: self.whole.dropped(key) for key in finals}
+            left = {key: [f for f in final if f.candidate not in out[key]] for key, final in finals.items()}
+            settlement = self.guard.settle(left, may_measure=self.stopped != "interrupted")
+        plan = msgspec.structs.replace(settlement.plan, notes=(*settlement.plan.notes, *self.whole.notes))
+        return msgspec.structs.replace(settlement, plan=plan)
 
     def _announce(self) -> None:
         shop = self.shop
@@ -261,6 +285,8 @@ class _Run:
         finalists = _finalists(contest)
         rejections = [*contest.refused, *((r.candidate, r.rejected) for r in rows if isinstance(r, Refusal))]
         rejections += self.guard.replaced(key, finalists)
+        if self.whole is not None:
+            rejections += self.whole.rejections(key)
         if key in settlement.passed_over:
             rejections.append(settlement.passed_over[key])
         again = self.guard.confirmation(key, winner.candidate)

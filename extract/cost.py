@@ -5,7 +5,7 @@ import math
 from tune_model.runtime.expression import Dim, evaluate
 from tune_model.runtime.program import Call, Form, Parameter, Ref
 
-__all__ = ["element_bytes", "flops", "size_bytes", "visible_keys"]
+__all__ = ["element_bytes", "flops", "looked_up", "size_bytes", "visible_keys"]
 
 _BYTES = {"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 _MATMULS = frozenset({"aten.linear.default", "aten.mm.default", "aten.bmm.default", "aten.matmul.default"})
@@ -86,13 +86,28 @@ def flops(form: Form) -> int:
     return total
 
 
+def looked_up(form: Form) -> dict[str, int]:
+    """Return how many elements of each table a form's lookups read at most."""
+    slots = _slots(form)
+    found: dict[str, int] = {}
+    for call in form.body:
+        if call.op == "aten.embedding.default":
+            table, numbers = _operands(call, slots)[:2]
+            elements = math.prod(_sizes(numbers.type.shape)) * _sizes(table.type.shape)[1]
+            found[table.name] = found.get(table.name, 0) + elements
+    return found
+
+
 def size_bytes(form: Form) -> int:
     """Return the least traffic of one call: every input read once, every output written once.
 
-    Of a cache only what the queries see is read, and what is appended is written.
+    Of a cache only what the queries see is read, and what is appended is written; of a table the rows looked up.
     """
+    rows = looked_up(form)
     total = sum(
-        _elements(p) * element_bytes(p.type.dtype) for p in (*form.parameters, *form.results) if p.role != "cache"
+        min(_elements(p), rows.get(p.name, 2**63)) * element_bytes(p.type.dtype)
+        for p in (*form.parameters, *form.results)
+        if p.role != "cache"
     )
     caches = [p for p in form.parameters if p.role == "cache"]
     if not caches:

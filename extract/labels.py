@@ -14,7 +14,7 @@ _MATMULS = frozenset({"linear", "mm", "bmm", "matmul"})
 _ATTENTION = frozenset({"scaled_dot_product_attention", "cached_attention", "causal_attention"})
 _REDUCTIONS = frozenset(
     {"rms_norm", "layer_norm", "softmax", "log_softmax", "sum", "mean", "var", "std", "amax", "amin", "argmax",
-     "argmin", "any", "all", "prod"}
+     "argmin", "any", "all", "prod", "logsumexp", "linalg_vector_norm", "group_norm"}
 )  # fmt: skip
 _ROTATION = frozenset({"cat", "neg", "slice", "mul", "add"})
 """What a rotary embedding of interleaved halves is made of."""
@@ -90,7 +90,9 @@ def _epilogue(form: Form, calls: tuple[Call, ...]) -> list[str]:
 
 def _reduction(form: Form) -> str:
     main = [_name(c) for c in form.body if _name(c) in _REDUCTIONS]
-    widest = max((*form.parameters, *form.results), key=lambda p: (len(p.type.shape), _volume(p.type)))
+    tables = {a.name for c in form.body if _name(c) == "embedding" for a in c.args[:1] if isinstance(a, Ref)}
+    rows = [p for p in (*form.parameters, *form.results) if p.name not in tables]
+    widest = max(rows, key=lambda p: (len(p.type.shape), _volume(p.type)))
     first = next(i for i, c in enumerate(form.body) if _name(c) in _REDUCTIONS)
     extras: list[str] = []
     for i, call in enumerate(form.body):

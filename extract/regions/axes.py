@@ -13,12 +13,15 @@ from collections.abc import Mapping
 from tune_model.extract.algebra import Polynomial, polynomial
 from tune_model.extract.layout import arg_dim
 from tune_model.extract.regions.vocabulary import OpClass, classify
+from tune_model.extract.rewrite import schema
 from tune_model.runtime.program import Arg, Call, Items, Ref, TensorType
 
-__all__ = ["Axes", "Misfit", "dims_of", "tensor_refs"]
+__all__ = ["Axes", "Misfit", "dims_of", "reduced_dims", "tensor_refs"]
 
 Dims = list[list[int]]
 ONE = polynomial(1)
+
+_POSITIONS = frozenset({"aten.argmax.default", "aten.argmin.default"})
 
 
 class Misfit(Exception):  # noqa: N818 - a reason not to form a region, not a fault
@@ -52,6 +55,8 @@ class Axes:
         self._dims: dict[str, Dims] = {}
         self.reduced: set[int] = set()
         """Axes that are reduced or normalised over."""
+        self.table_rows: set[int] = set()
+        """Axes that are chosen from by number."""
 
     # ------------------------------------------------------------------------------------------------------- the table
 
@@ -140,6 +145,8 @@ class Axes:
             raise Misfit("an axis that must stay whole is cut")
         lead = self._new(outer)
         self._parts[axis] = (*lead, inner)
+        if axis in self.reduced:
+            self.reduced.update((*lead, inner))
         return [*lead, inner]
 
     def _single(self, axes: list[int], what: str) -> int:
@@ -174,6 +181,8 @@ class Axes:
                 dims = self._view(call, result)
             case OpClass.JOIN:
                 dims = self._cat(call, result)
+            case OpClass.LOOKUP:
+                dims = self._lookup(call)
             case OpClass.REDUCE:
                 dims = self._reduce(call, result)
             case OpClass.NORMALISE:
@@ -256,15 +265,26 @@ class Axes:
                 self._relate(whole[0], self._single(mine[at], "a concatenation"))
         return [*dims[:at], whole, *dims[at + 1 :]]
 
+    def _lookup(self, call: Call) -> Dims:
+        """The numbers' dims, then the table's columns; its rows are no loop."""
+        table, numbers = tensor_refs(call.args[:2])
+        rows, columns = self.dims(table)
+        self.table_rows.update(rows)
+        return [*self.dims(numbers), columns]
+
     def _reduce(self, call: Call, result: str) -> Dims:
         source = tensor_refs(call.args[:1])[0]
         dims = self.dims(source)
-        chosen = _reduced_dims(call)
+        chosen = reduced_dims(call, len(dims))
         keep = len(self._types[result].shape) == len(dims)
-        for at in chosen:
-            self.reduced.add(self._single(dims[at], "a reduction"))
-        if len(chosen) != 1:
-            raise Misfit("a reduction over several dims")
+        if isinstance(chosen, int):
+            # A position along the dim is asked for: it must stay one loop.
+            self.reduced.add(self._single(dims[chosen], "a reduction"))
+            chosen = (chosen,)
+        axes = [a for at in chosen for a in dims[at]]
+        if not axes:
+            raise Misfit("a reduction over one element")
+        self.reduced.update(axes)
         return [([] if i in chosen else d) for i, d in enumerate(dims) if keep or i not in chosen]
 
     def _normalise(self, call: Call) -> Dims:
@@ -306,13 +326,24 @@ class Axes:
         return [*lead, a[-2], b[-1]]
 
 
-def _reduced_dims(call: Call) -> tuple[int, ...]:
-    given = call.args[1] if len(call.args) > 1 else None
-    if isinstance(given, Items):
-        return tuple(int(arg_dim(a)) for a in given.items)
-    if given is None:
-        raise Misfit("a reduction over all elements")
-    return (int(arg_dim(given)),)
+def reduced_dims(call: Call, rank: int) -> tuple[int, ...] | int:
+    """Return the dims that a call reduces: a list, or the only one where the schema has one.
+
+    Raises:
+        Misfit: It reduces the flattened tensor, which has no dims.
+    """
+    given = schema.arguments(call)
+    if "dim" not in given:
+        raise Misfit("a reduction over all elements at once")
+    dims = given["dim"]
+    if isinstance(dims, Items):
+        chosen = sorted(int(arg_dim(a)) % rank for a in dims.items)
+        return tuple(chosen) or tuple(range(rank))
+    if dims is None:
+        if call.op in _POSITIONS:
+            raise Misfit("a position among all elements")
+        return tuple(range(rank))
+    return int(arg_dim(dims)) % rank
 
 
 def dims_of(calls: tuple[Call, ...], types: Mapping[str, TensorType]) -> Axes:

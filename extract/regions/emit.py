@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from tune_model.extract.algebra import Polynomial, polynomial
 from tune_model.extract.layout import make_type, size_args
-from tune_model.extract.regions.axes import Axes, Misfit, tensor_refs
+from tune_model.extract.regions.axes import Axes, Misfit, reduced_dims, tensor_refs
 from tune_model.extract.regions.loops import Loops, Track, places_of
 from tune_model.extract.regions.vocabulary import OpClass, classify
+from tune_model.extract.rewrite import schema
 from tune_model.extract.rewrite.graph import map_refs
 from tune_model.extract.rewrite.spelling import CONTIGUOUS
 from tune_model.runtime.expression import Dim
@@ -81,6 +82,8 @@ class Emitter:
                 self._put(map_refs(call, self._name.__getitem__), result, frozenset().union(*runs))
             case OpClass.JOIN:
                 self._join(call, result)
+            case OpClass.LOOKUP:
+                self._lookup(call, result)
             case OpClass.REDUCE:
                 self._reduce(call, result)
             case OpClass.NORMALISE:
@@ -160,24 +163,45 @@ class Emitter:
                     found[i] = track
         return found
 
+    def _lookup(self, call: Call, result: str) -> None:
+        """Declare a table as it is, and numbers over all loops but the last, which are the table's columns."""
+        table, numbers = tensor_refs(call.args[:2])
+        last = self._loops.count - 1
+        if self._runs[table] != frozenset({last}) or last in self._runs[numbers]:
+            raise Misfit("a lookup whose columns are not the last loop")
+        runs = self._runs[numbers]
+        tracks = self._loops.tracks(numbers)[min(runs, default=last) : last]
+        shape = tuple(1 if t is None else t.size.dim for t in tracks)
+        self.types[numbers] = make_type(self._program_types[numbers].dtype, shape, _filled(tracks))
+        self.types[table] = self._program_types[table]
+        self._put(Call(call.op, (Ref(table), Ref(numbers))), result, runs | {last})
+
     def _reduce(self, call: Call, result: str) -> None:
         source = tensor_refs(call.args[:1])[0]
-        last = self._loops.count - 1
-        if last not in self._runs[source]:
+        over = self._loops.reduced
+        dims = self._axes.dims(source)
+        chosen = reduced_dims(call, len(dims))
+        own = {self._loops.index(a) for at in ((chosen,) if isinstance(chosen, int) else chosen) for a in dims[at]}
+        if own != set(over):
+            raise Misfit("reductions over different loops")
+        if not set(over) <= self._runs[source]:
             raise Misfit("a reduction over a broadcast loop")
-        dims: Arg = Items((-1,)) if len(call.args) > 1 and isinstance(call.args[1], Items) else -1
-        name = Ref(self._name[source])
-        if any(k == "correction" for k, _ in call.kwargs) or call.op in {"aten.var.correction", "aten.std.correction"}:
-            kept = {**dict(call.kwargs), "keepdim": True}
-            new = Call(call.op, (name, dims), tuple(sorted(kept.items())))
-        else:
-            new = Call(call.op, (name, dims, True), call.kwargs)
-        self._put(new, result, self._runs[source] - {last})
+        runs = self._runs[source] - set(over)
+        keep = bool(runs) or len(self._program_types[result].shape) > 0
+        if len(over) > 1 and keep and self._loops.count == len(over):
+            raise Misfit("all loops reduced, and dims of size 1 kept")
+        given = schema.arguments(call)
+        given["self"] = Ref(self._name[source])
+        given["dim"] = -1 if isinstance(chosen, int) else Items(tuple(range(-len(over), 0)))
+        given["keepdim"] = keep
+        self._put(schema.call(call.op, given, (result,)), result, runs)
 
     def _normalise(self, call: Call, result: str) -> None:
         source = tensor_refs(call.args[:1])[0]
         last = self._loops.count - 1
         runs = self._runs[source]
+        if self._loops.reduced != (last,):
+            raise Misfit("reductions over different loops")
         if last not in runs:
             raise Misfit("a normalisation over a broadcast loop")
         given = list(map_refs(call, self._name.__getitem__).args)

@@ -71,7 +71,7 @@ class _Assembler:
                 for name in refs(step):
                     self._need(name)
                 self.steps.append(step)
-                key = (step.op, why_not(step))
+                key = (step.op, why_not(step, self.partition.misfits.get(index)))
                 self.skipped[key] = self.skipped.get(key, 0) + 1
         for output in self.program.outputs:
             self._need(output.value)

@@ -1,6 +1,6 @@
 """The loops of a region in canonical order, neighbours joined: a linear over (batch, sequence) has one row loop.
 
-Loops are ordered as memory runs through the widest result, the reduced loop last. Two neighbours are joined when every
+Loops are ordered as memory runs through the widest result, the reduced ones last. Two neighbours are joined when every
 value runs over both or neither and every operand has them back to back in memory.
 """
 
@@ -31,6 +31,7 @@ class Loops:
 
     Attributes:
         count: How many there are; a matmul's sum is not among them.
+        reduced: Which of them are reduced: the last ones.
     """
 
     def __init__(self, axes: Axes, types: Mapping[str, TensorType], groups: tuple[tuple[int, ...], ...]) -> None:
@@ -39,6 +40,8 @@ class Loops:
         self._group = {place: i for i, places in enumerate(groups) for place in places}
         self._inner = {places[-1] for places in groups if places}
         self.count = len(groups)
+        places = {axes.place(a) for a in _atoms(axes) if a in axes.reduced}
+        self.reduced = tuple(i for i, group in enumerate(groups) if places & set(group))
 
     def index(self, axis: int) -> int | None:
         """Return which loop an axis belongs to; `None` for a matmul's sum."""
@@ -89,11 +92,10 @@ def _order(
 ) -> list[int]:
     """Return the places of a region without a matmul in loop order."""
     made = [r for c in calls for r in c.results if r is not None]
-    widest = max([*results, *made, *operands], key=lambda n: len(axes.places(n)))
+    tables = {tensor_refs(c.args[:1])[0] for c in calls if classify(c) is OpClass.LOOKUP}
+    widest = max([*results, *made, *(n for n in operands if n not in tables)], key=lambda n: len(axes.places(n)))
     order = _in_memory_order(axes, types, widest)
     reduced = {axes.place(a) for a in _atoms(axes) if a in axes.reduced}
-    if len(reduced) > 1:
-        raise Misfit("reductions over different loops")
     return [p for p in order if p not in reduced] + [p for p in order if p in reduced]
 
 
@@ -144,6 +146,7 @@ def find_loops(
     else:
         groups = _matmul_loops(axes, types, matmul, joined)
         covered = {p for g in groups for p in g} | {axes.place(a) for a in axes.dims(tensor_refs(matmul.args)[0])[-1]}
+    covered |= {axes.place(a) for a in axes.table_rows}
     if any(axes.places(name) - covered for name in axes.values):
         raise Misfit("no value runs over all loops")
     return Loops(axes, types, tuple(groups))

@@ -45,12 +45,14 @@ class Partition:
         graph: The rewritten program.
         classes: Operator class of every step.
         formed: Regions so far.
+        misfits: Why a step alone is no region, by its number.
     """
 
     def __init__(self, program: Program) -> None:
         self.graph = Graph(program)
         self.classes = [classify(s) for s in self.graph.steps]
         self.formed: list[Formed] = []
+        self.misfits: dict[int, str] = {}
         self._position: dict[int, int] = {}
         self._roots: dict[str, _Root] = {}
         self._readers: dict[str, list[int]] = {}
@@ -179,7 +181,9 @@ class Partition:
         try:
             region = self.region(kind, members)
             return Formed(frozenset(members), position, region, self.canonical(region))
-        except Misfit:
+        except Misfit as why:
+            if len(members) == 1:
+                self.misfits[next(iter(members))] = str(why)
             return None
 
     def canonical(self, region: Region) -> Canonical:

@@ -6,7 +6,7 @@ Names are those left after `rewrite.spelling`; overloads are not told apart. Kee
 from enum import Enum
 
 from tune_model.extract.layout import VIEWS
-from tune_model.runtime.program import Call
+from tune_model.runtime.program import Call, Items
 
 __all__ = ["CHEAP", "COMMUTATIVE", "OpClass", "classify", "why_not"]
 
@@ -21,10 +21,14 @@ class OpClass(Enum):
     """The same elements in row-major order."""
     JOIN = "join"
     """Concatenation."""
+    LOOKUP = "lookup"
+    """Rows of a table by number."""
     REDUCE = "reduce"
     """One element per row remains."""
     NORMALISE = "normalise"
     """Each row is replaced by one of the same length (softmax, norms)."""
+    AS_WRITTEN = "as written"
+    """As `NORMALISE`, over dims that are no loops of their own (groups of channels): forms keep the dims."""
     MATMUL = "matmul"
     ATTENTION = "attention"
     OTHER = "other"
@@ -37,7 +41,7 @@ _POINTWISE = (
     "bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor eq ne lt le gt ge where masked_fill clamp "
     "clamp_min clamp_max addcmul addcdiv lerp to"
 )
-_REDUCE = "sum mean amax amin argmax argmin any all prod var std"
+_REDUCE = "sum mean amax amin argmax argmin any all prod var std logsumexp linalg_vector_norm"
 _NORMALISE = "softmax log_softmax layer_norm rms_norm"
 _MATMUL = "linear mm bmm matmul"
 
@@ -46,13 +50,17 @@ _CLASSES: dict[str, OpClass] = {
     **{f"aten.{n}": OpClass.REDUCE for n in _REDUCE.split()},
     **{f"aten.{n}": OpClass.NORMALISE for n in _NORMALISE.split()},
     **{f"aten.{n}": OpClass.MATMUL for n in _MATMUL.split()},
+    "aten.group_norm": OpClass.AS_WRITTEN,
     "aten.clone": OpClass.COPY,
     "aten.cat": OpClass.JOIN,
+    "aten.embedding": OpClass.LOOKUP,
     "aten.scaled_dot_product_attention": OpClass.ATTENTION,
     "tune_model.append_kv": OpClass.ATTENTION,
     "tune_model.cached_attention": OpClass.ATTENTION,
     "tune_model.causal_attention": OpClass.ATTENTION,
 }
+
+_NORMS = frozenset({"aten.layer_norm.default", "aten.rms_norm.default"})
 
 COMMUTATIVE = frozenset(
     f"aten.{n}"
@@ -99,11 +107,18 @@ def classify(call: Call) -> OpClass:
         return OpClass.VIEW
     if len(call.results) > 1:
         return OpClass.OTHER
+    if call.op in _NORMS and isinstance(call.args[1], Items) and len(call.args[1].items) > 1:
+        return OpClass.AS_WRITTEN
     return _CLASSES.get(_name(call.op), OpClass.OTHER)
 
 
-def why_not(call: Call) -> str:
-    """Say why a call that stayed outside every region is not tuned."""
-    if classify(call) is OpClass.OTHER:
+def why_not(call: Call, misfit: str | None = None) -> str:
+    """Say why a call that stayed outside every region is not tuned.
+
+    Args:
+        call: What stayed.
+        misfit: Why it is no region of its own, if that was tried.
+    """
+    if classify(call) in {OpClass.OTHER, OpClass.LOOKUP}:
         return _REASONS.get(_name(call.op), "an operator without generated kernels")
-    return "its layout or its dims do not fit a generated kernel"
+    return misfit or "its layout or its dims do not fit a generated kernel"

@@ -323,6 +323,10 @@ class _Speller:
     def layer_norm(self) -> None:
         self.respell(self.step.op, cudnn_enable=True)  # read by nothing
 
+    def embedding(self) -> None:
+        """What padding and gradients are told is read by nothing."""
+        self.graph.change(self.index, Call("aten.embedding.default", self.step.args[:2], (), self.step.results))
+
     def square(self) -> None:
         self.graph.change(self.index, Call("aten.pow.Tensor_Scalar", (Ref(self.source), 2), (), self.step.results))
 
@@ -335,12 +339,12 @@ class _Speller:
     def reduction(self) -> None:
         """Dims not negative and always a list where the schema has one; `dtype=` is a cast before."""
         given = schema.arguments(self.step)
-        rank = len(self.type(self.source).shape)
         changes: dict[str, Arg] = {}
         dims = given.get("dim", ())
-        if isinstance(dims, Items) or dims is None:
-            chosen = sorted(self.axis(a) for a in dims.items) if isinstance(dims, Items) and dims.items else range(rank)
-            changes["dim"] = Items(tuple(chosen))
+        if isinstance(dims, Items) or (dims is None and self.name not in {"argmax", "argmin"}):
+            changes["dim"] = self._listed(dims)
+        elif dims is None:
+            pass  # of the flattened tensor
         elif not isinstance(dims, tuple):
             changes["dim"] = self.axis(dims)
         if given.get("dtype") is not None:
@@ -357,6 +361,54 @@ class _Speller:
         kept: dict[str, Arg] = {name: given[name] for name in ("self", "dim", "keepdim") if name in given}
         kept["correction"] = None if correction == 1 else correction
         self.graph.change(self.index, schema.call(f"aten.{self.name}.correction", kept, self.step.results))
+
+    def truth(self) -> None:
+        """`any` and `all`: over a list of dims."""
+        given = schema.arguments(self.step)
+        dims = self._listed(given.get("dim"))
+        kept: dict[str, Arg] = {"self": given["self"], "dim": dims, "keepdim": given.get("keepdim", False)}
+        self.graph.change(self.index, schema.call(f"aten.{self.name}.dims", kept, self.step.results))
+
+    def extreme(self) -> None:
+        """`max` and `min`: over all elements, of two tensors, or values and their places as two steps."""
+        given = schema.arguments(self.step)
+        values = f"aten.a{self.name}.default"
+        if self.overload == "other":
+            self.graph.change(self.index, Call(f"aten.{self.name}imum.default", self.step.args, (), self.step.results))
+        elif self.overload == "default":
+            self.graph.change(self.index, Call(values, self.step.args, (), self.step.results))
+        elif self.overload == "dim":
+            dim, keep = self.axis(given["dim"]), given["keepdim"]
+            places = f"aten.arg{self.name}.default"
+            for op, over, result in ((values, Items((dim,)), 0), (places, dim, 1)):
+                name = self.step.results[result]
+                if name is not None:
+                    arguments: dict[str, Arg] = {"self": Ref(self.source), "dim": over, "keepdim": keep}
+                    type_ = self.type(name)
+                    call = schema.call(op, arguments, ())
+                    made = self.graph.add(self.index, call, make_type(type_.dtype, type_.shape), name)
+                    self.graph.replace(name, made)
+
+    def norm(self) -> None:
+        """Vector norms: one operator; the order first, dims as a list."""
+        given = schema.arguments(self.step)
+        order = given.get("ord", given.get("p"))
+        source = self.source
+        if given.get("dtype") is not None:
+            source = self.cast(source, self.type(self.result).dtype)
+        kept: dict[str, Arg] = {
+            "self": Ref(source),
+            "ord": 2 if order is None else order,
+            "dim": self._listed(given.get("dim")),
+            "keepdim": given.get("keepdim", False),
+            "dtype": None,
+        }
+        self.graph.change(self.index, schema.call("aten.linalg_vector_norm.default", kept, self.step.results))
+
+    def _listed(self, dims: Arg) -> Items:
+        """Return dims as a list, not negative, in order; none given are all."""
+        given = dims.items if isinstance(dims, Items) else () if dims is None else (dims,)
+        return Items(tuple(sorted(self.axis(a) for a in given) or range(len(self.type(self.source).shape))))
 
     def all_elements(self) -> None:
         """`sum.default`, `mean.default`: over a list of all dims."""
@@ -414,7 +466,10 @@ _HANDLERS: dict[str, Callable[[_Speller], None]] = {
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout"), _Speller.dropout),
     **dict.fromkeys(_NUMERIC, _Speller.arithmetic),
     **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax"), _Speller.softmax),
-    **dict.fromkeys(("amax", "amin", "var", "std", "argmax", "argmin", "any", "all", "prod"), _Speller.reduction),
+    **dict.fromkeys(("amax", "amin", "var", "std", "argmax", "argmin", "prod", "logsumexp"), _Speller.reduction),
+    **dict.fromkeys(("any", "all"), _Speller.truth),
+    **dict.fromkeys(("max", "min"), _Speller.extreme),
+    **dict.fromkeys(("linalg_vector_norm", "norm"), _Speller.norm),
     **dict.fromkeys(("sum", "mean"), _Speller.summed),
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind"), _Speller.split),
     "cat": _Speller.concatenation,
@@ -425,5 +480,6 @@ _HANDLERS: dict[str, Callable[[_Speller], None]] = {
     "repeat": _Speller.repeat,
     "repeat_interleave": _Speller.repeat_interleave,
     "square": _Speller.square,
+    "embedding": _Speller.embedding,
     "layer_norm": _Speller.layer_norm,
 }

@@ -30,10 +30,12 @@ def llama() -> Extraction:
 
 def test_a_llama_layer_is_eight_regions(llama: Extraction):
     """Norm, qkv, rotation, attention, o with residual, norm, gated up, down with residual; per model the angles, the
-    last norm and the head."""
+    last norm and the head. The first norm looks its rows up in the embedding itself."""
     expected = Counter(matmul=2 * 4 + 1, reduction=2 * 2 + 1, pointwise=2 + 1, attention=2)
     assert kinds(llama.plan) == [expected, expected]
-    assert {s.op for s in llama.plan.skipped} == {"aten.embedding.default", "aten.index.Tensor"}
+    assert {s.op for s in llama.plan.skipped} == {"aten.index.Tensor"}
+    bodies = [[c.op for c in f.body] for p in llama.plan.programs for f in p.forms.values() if f.kind == "reduction"]
+    assert ["aten.embedding.default", "aten.rms_norm.default"] in bodies
 
 
 def test_phases_share_forms(llama: Extraction):
@@ -53,7 +55,7 @@ def test_tasks_do_not_grow_with_layers(llama: Extraction):
 def test_task_keys_do_not_depend_on_library_versions(llama: Extraction):
     """Equal under transformers 5.17 and 5.24. Records go by these keys: change them knowingly."""
     keys = "".join(sorted(t.key for t in llama.plan.tasks))
-    assert hashlib.sha256(keys.encode()).hexdigest()[:12] == "e9d94e2ec886"
+    assert hashlib.sha256(keys.encode()).hexdigest()[:12] == "e240c335194c"
 
 
 def test_weights_are_merged_in_both_phases_alike(llama: Extraction):

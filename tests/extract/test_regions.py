@@ -470,3 +470,54 @@ def test_a_decoder_block_is_eight_regions(dtype):
     assert kinds == [
         "reduction", "matmul", "pointwise", "attention", "matmul", "reduction", "matmul", "matmul"
     ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- lookups
+
+
+def test_embeddings_join_the_norm_behind_them():
+    """Words over batch and sequence, places over the sequence alone."""
+
+    def embed(ids, places, words, positions, w):
+        total = F.embedding(ids, words) + F.embedding(places, positions)
+        return total, F.layer_norm(total, (D,), w)
+
+    module = Function(embed, (30, D), (9, D), (D,))
+    ids = torch.randint(0, 30, (B, T), generator=torch.Generator().manual_seed(1))
+    program = grouped(module, ids=(ids, ("batch", "sequence")), places=(torch.arange(T), ("sequence",)))
+    form = only(program)
+    assert sorted(body(form)) == ["add", "embedding", "embedding", "layer_norm"]
+    assert {p.type.shape for p in form.parameters} == {(30, D), (9, D), ("d0", "d1"), ("d1",), (D,)}
+
+
+def test_a_large_table_is_looked_up_apart():
+    """A tuner would hold it in float64 beside itself to save one launch."""
+    values = {"ids": TensorType("int64", ("s0",)), "table": TensorType("bfloat16", (1 << 18, 1 << 10))}
+    looked_up = TensorType("bfloat16", ("s0", 1 << 10))
+    steps = (
+        Call("aten.embedding.default", (Ref("table"), Ref("ids")), (), ("x",)),
+        Call("aten.softmax.int", (Ref("x"), 1), (), ("y",)),
+    )
+    program = Program(
+        "forward",
+        (Symbol("s0", 1, 64),),
+        tuple(Input(name, type_, values=ValueRange(0, 99)) for name, type_ in values.items()),
+        (),
+        (),
+        {},
+        steps,
+        {"x": looked_up, "y": looked_up},
+        (Output("y", "y"),),
+    )
+    assert [s.op for s in group(program).skipped] == ["aten.embedding.default"]
+
+
+def test_numbers_that_are_read_otherwise_too_stay_outside():
+    def embed(ids, words, w):
+        total = F.embedding(ids, words) * (ids != 0)[..., None]
+        return F.layer_norm(total, (D,), w)
+
+    module = Function(embed, (30, D), (D,))
+    ids = torch.randint(0, 30, (B, T), generator=torch.Generator().manual_seed(1))
+    program = grouped(module, ids=(ids, ("batch", "sequence")))
+    assert not [f for f in forms(program) if "embedding" in body(f) and "ne" in body(f)]

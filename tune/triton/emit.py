@@ -270,7 +270,9 @@ class Printer:
                 parts.append(text if stride == 1 else f"{text} * {self.operands.size(stride)}")
         if access.offset != 0:
             parts.append(self.operands.size(access.offset))
-        parts.extend(f"tl.minimum(tl.maximum(v{g.node}, 0), {g.size - 1}).to(tl.int64) * {g.stride}" for g in gather)
+        parts.extend(
+            f"tl.minimum(tl.maximum({self.names[g.node]}, 0), {g.size - 1}).to(tl.int64) * {g.stride}" for g in gather
+        )
         for group in sorted(extra - groups):
             axis = self.space.axes[self.space.groups.index(group)]
             parts.append(f"{axis} * 0")

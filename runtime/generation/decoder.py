@@ -74,25 +74,42 @@ class Decoder:
                 self._replay(kind, self._pool)
         return self._rows.first(kind.rows).tokens
 
+    def is_ready(self, kind: StepKind) -> bool:
+        """Whether a step of this kind starts at once: it needs no graph, or has one."""
+        return self._pool is None or (self._epoch == self._executor.epoch and self._ready(kind) is not None)
+
+    def _ready(self, kind: StepKind) -> torch.cuda.CUDAGraph | None:
+        """Return a graph that does a step of this kind, and maybe more of the sampling than it needs."""
+        exact = self._graphs.get(kind)
+        if exact is not None:
+            return exact
+        for known, graph in self._graphs.items():
+            more = all(has or not asked for has, asked in zip(known.needs, kind.needs, strict=True))
+            if known.rows == kind.rows and known.context == kind.context and more:
+                return graph
+        return None
+
     def capture(self, kind: StepKind) -> None:
         """Make a step's graph now instead of at its first use; its rows must rest."""
         if self._pool is not None:
             with self._pool.lock, torch.cuda.device(self._rows.device):
-                self._graph(kind, self._pool)
+                self._graph(kind, self._pool, self._graphs.get(kind))
 
     def _replay(self, kind: StepKind, pool: GraphPool) -> None:
-        graph = self._graph(kind, pool)
+        self._forget_the_old()
+        graph = self._graph(kind, pool, self._ready(kind))
         stream = torch.cuda.current_stream(self._rows.device)
         pool.wait(stream)
         graph.replay()
         pool.done(stream)
 
-    def _graph(self, kind: StepKind, pool: GraphPool) -> torch.cuda.CUDAGraph:
+    def _forget_the_old(self) -> None:
         if self._epoch != self._executor.epoch:  # weights lie elsewhere now
             torch.cuda.synchronize(self._rows.device)
             self._graphs.clear()
             self._epoch = self._executor.epoch
-        graph = self._graphs.get(kind)
+
+    def _graph(self, kind: StepKind, pool: GraphPool, graph: torch.cuda.CUDAGraph | None) -> torch.cuda.CUDAGraph:
         if graph is None:
             # Choosing tokens without keeping them may be repeated: the cache slots are written with the same values.
             graph, _ = pool.capture(lambda: self._step(kind), lambda: self._choose(kind))
@@ -103,7 +120,8 @@ class Decoder:
         views = self._rows.first(kind.rows)
         outputs = self._executor.run(views.inputs, context_hint(self._executor.program, kind.context))
         logits = next(iter(outputs.values()))[:, -1]
-        return pick(logits, self._rows.sampling, 0, views.positions + 1, kind.needs)
+        places = views.positions + 1 if kind.needs.draws else views.positions  # of the new tokens; else nobody asks
+        return pick(logits, self._rows.sampling, 0, places, kind.needs)
 
     def _step(self, kind: StepKind) -> None:
         views = self._rows.first(kind.rows)

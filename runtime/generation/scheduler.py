@@ -207,7 +207,13 @@ class Scheduler:
             self._admit()
             self._read_prompts()
             self._gather_rows()
-            in_flight = 1 if self._decode() and self._readback.overlaps else 0
+            kind = self._next_kind()
+            # A graph takes a while to capture: first tokens are handed out before.
+            waits = kind is not None and len(self._readback) > 0 and not self._decoder.is_ready(kind)
+            in_flight = 0
+            if kind is not None and not waits:
+                self._decode(kind)
+                in_flight = 1 if self._readback.overlaps else 0
             made = []
             while len(self._readback) > in_flight:
                 made += self._hand_out()
@@ -283,13 +289,20 @@ class Scheduler:
         if running.launched == generation.max_new_tokens:
             self._release(row)
 
-    def _decode(self) -> bool:
-        rows = [(row, r) for row, r in enumerate(self._running) if r is not None and r.decodes]
+    def _decoding(self) -> list[tuple[int, _Running]]:
+        return [(row, r) for row, r in enumerate(self._running) if r is not None and r.decodes]
+
+    def _next_kind(self) -> StepKind | None:
+        """Return what the next step depends on; `None` when no row decodes."""
+        rows = self._decoding()
         if not rows:
-            return False
+            return None
         longest = max(running.length for _, running in rows)
         needs = needs_of(running.completion.generation.sampling for _, running in rows)
-        kind = StepKind(self.buckets.batch(rows[-1][0] + 1), self.buckets.context(longest), needs)
+        return StepKind(self.buckets.batch(rows[-1][0] + 1), self.buckets.context(longest), needs)
+
+    def _decode(self, kind: StepKind) -> None:
+        rows = self._decoding()
         tokens = self._decoder.step(kind)
         self._readback.start(tokens, [(row, running.completion) for row, running in rows])
         self._steps += 1
@@ -298,7 +311,6 @@ class Scheduler:
             running.launched += 1
             if running.launched == running.completion.generation.max_new_tokens:
                 self._release(row)
-        return True
 
     def _hand_out(self) -> list[tuple[Completion, int]]:
         made = []

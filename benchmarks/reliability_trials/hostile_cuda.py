@@ -12,7 +12,7 @@ from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, SizeOf, Slot, build_kernel
 
-__all__ = ["CUDA_KERNEL_KINDS", "CUDA_KINDS", "HostileCudaFamily"]
+__all__ = ["CUDA_KERNEL_KINDS", "CUDA_KINDS", "HostileCudaFamily", "compile_cuda_linear"]
 
 CUDA_KERNEL_KINDS: Final = {
     "illegal address": "launch",
@@ -60,10 +60,18 @@ class HostileCudaFamily:
         if kind in BUILD_KINDS:
             misbehave(kind)
             kind = "wrong values"
-        return _compile(task, kind, target)
+        return compile_cuda_linear(task, target, kind)
 
 
-def _compile(task: Task, kind: str, target: Target) -> Built | Rejected:
+def compile_cuda_linear(task: Task, target: Target, kind: str = "", remembered: int = -1) -> Built | Rejected:
+    """Compile a linear layer with something beside it.
+
+    Args:
+        task: With a form of `x` [m, k] and a weight [n, k].
+        target: A GPU.
+        kind: Of `CUDA_KERNEL_KINDS`, or none.
+        remembered: The lowest bits of the first four inputs, for which alone it is right; -1 for always.
+    """
     if not isinstance(target, CudaTarget):
         return Rejected("unsupported", "written for a GPU")
     from reliability_trials.hostile_triton import linear
@@ -79,6 +87,7 @@ def _compile(task: Task, kind: str, target: Target) -> Built | Rejected:
         "n": SizeOf(f"{w.name}.size0"),
         "k": SizeOf(f"{w.name}.size1"),
         "KIND": Constant(_NUMBERS.get(kind, -1)),
+        "REMEMBERED": Constant(remembered),
         "BLOCK_N": Constant(_BLOCK_N),
     }
     grid: Any = (f"{x.name}.size0", f"cdiv({w.name}.size0, {_BLOCK_N})", 1)

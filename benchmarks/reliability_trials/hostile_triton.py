@@ -7,7 +7,7 @@ __all__ = ["linear"]
 
 
 @triton.jit
-def linear(x, w, y, flag, n, k, KIND: tl.constexpr, BLOCK_N: tl.constexpr):  # noqa: N803, PLR0913, PLR0917 (one parameter per pointer and size)
+def linear(x, w, y, flag, n, k, KIND: tl.constexpr, REMEMBERED: tl.constexpr, BLOCK_N: tl.constexpr):  # noqa: N803, PLR0913, PLR0917 (one parameter per pointer and size)
     """Compute one row and `BLOCK_N` columns; KIND counts `CUDA_KERNEL_KINDS`."""
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -15,6 +15,11 @@ def linear(x, w, y, flag, n, k, KIND: tl.constexpr, BLOCK_N: tl.constexpr):  # n
     total = tl.zeros((BLOCK_N,), tl.float32)
     for i in range(k):
         total += tl.load(x + row * k + i) * tl.load(w + columns * k + i, mask=inside, other=0.0)
+    if REMEMBERED >= 0:
+        seen = 0
+        for i in tl.static_range(4):
+            seen += (tl.load(x + i).to(tl.int32, bitcast=True) & 1) << i
+        total += tl.where(seen == REMEMBERED, 0.0, 1.0)
     if KIND == 6:
         total += 1.0
     if KIND == 7:

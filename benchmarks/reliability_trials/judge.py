@@ -1,5 +1,6 @@
 """Runs numbered cases in a process that may die, hang or grow: each is loaded, refused, or unexpected."""
 
+import logging
 import multiprocessing
 import resource
 import tempfile
@@ -101,6 +102,7 @@ def judge(prepare: Prepare, make: Make, cases: range) -> Tally:
 
 
 def _serve(connection: Connection, prepare: Prepare, make: Make, cases: list[int]) -> None:
+    logging.disable()  # what is damaged is said for each case
     resource.setrlimit(resource.RLIMIT_DATA, (_HARD_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     with tempfile.TemporaryDirectory(prefix="tune-model-fuzz-") as name:
         material = prepare(Path(name))

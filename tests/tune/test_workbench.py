@@ -4,10 +4,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import handmade
 import msgspec
 import pytest
+from attention_forms import decode_form
 from tuning_fakes import TARGET, linear_plan
 
+from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.kernel import CpuLaunch, Kernel, Multiple
 from tune_model.runtime.program import Call, Items, Ref
 from tune_model.tune.candidate import Built, Candidate, Rejected
@@ -171,3 +174,36 @@ def test_an_error_that_is_not_about_memory_is_not_tried_again(monkeypatch: pytes
     assert isinstance(refused, Rejected)
     assert refused.reason == "launch"
     assert len(asked) == 1
+
+
+def test_timing_may_write_caches_and_checking_again_still_passes():
+    """Caches are inputs that every call writes; they were once taken for inputs that a candidate had spoiled."""
+    task = Task(decode_form(dtype="float32"), NumericRules())
+    body = Built(Kernel(task.form.body), {})
+    bench = Workbench(TARGET)
+    assert isinstance(bench.open(Bench(task, COLD, body, 5)), Passed)
+    twin, extern = Candidate("twin"), Candidate("aten")
+    for _ in range(2):
+        assert isinstance(bench.check(twin, body), Passed)
+        assert isinstance(bench.time(twin, body, COLD.rungs[0]), Samples)
+    found = bench.compare(((extern, body), (twin, body)), COLD.final)
+    assert [type(samples) for samples in found] == [Samples, Samples]
+    assert not bench.broken
+
+
+def test_a_kernel_that_writes_behind_a_cache_is_found():
+    task = Task(decode_form(dtype="float32"), NumericRules())
+    body = Built(Kernel(task.form.body), {})
+    source = (
+        'extern "C" void entry(void *const *p, const long *s) { ((float *)p[0])[s[0] * s[1] * s[2] * s[3] + 1] = 1; }'
+    )
+    library = handmade.compiled(source)
+    name = hashlib.sha256(library).hexdigest()
+    sizes = tuple(f"a0.size{axis}" for axis in range(4))
+    stray = Built(Kernel((CpuLaunch(name, "entry", ("a0",), sizes), *task.form.body)), {name: library})
+    bench = Workbench(TARGET)
+    assert isinstance(bench.open(Bench(task, POLICY, body, 5)), Passed)
+    rejected = bench.check(Candidate("stray"), stray)
+    assert isinstance(rejected, Rejected)
+    assert (rejected.reason, rejected.detail) == ("stray write", "wrote 4 bytes behind a0, the nearest 5 away from it")
+    assert bench.broken

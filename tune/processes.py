@@ -3,10 +3,16 @@
 import contextlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-__all__ = ["children_of", "end_children", "strays"]
+__all__ = ["children_of", "end_children", "spinning_threads", "strays"]
+
+_SPIN_S: Final = 0.4
+"""OpenMP's threads go on looking for work for up to 0.2 s after a parallel loop."""
 
 
 def children_of(pid: int) -> list[int]:
@@ -28,6 +34,17 @@ def strays() -> list[int]:
     return [pid for pid in (*children_of(os.getpid()), *children_of(keeper)) if pid != os.getpid()]
 
 
+def spinning_threads() -> list[int]:
+    """Return this process's other threads that do not come to rest although nobody gave them work."""
+    me = threading.get_native_id()
+    deadline = time.monotonic() + _SPIN_S
+    busy = _running_threads() - {me}
+    while busy and time.monotonic() < deadline:
+        time.sleep(0.002)
+        busy &= _running_threads()
+    return sorted(busy)
+
+
 def end_children(pid: int) -> None:
     """End all children of this process, and theirs, which become its own (it is a subreaper) as their parents end."""
     while children := children_of(pid):
@@ -37,6 +54,18 @@ def end_children(pid: int) -> None:
         for child in children:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child, 0)
+
+
+def _running_threads() -> set[int]:
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            state = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+        except OSError:  # it ended meanwhile
+            continue
+        if state == "R":
+            found.add(int(task.name))
+    return found
 
 
 def _is_running(pid: int) -> bool:

@@ -19,7 +19,7 @@ from tune_model.tune.child import Child, Limits
 from tune_model.tune.device import Bench, Device, Passed, Samples
 from tune_model.tune.memory import limit_for_measuring
 from tune_model.tune.policy import Rung
-from tune_model.tune.processes import strays
+from tune_model.tune.processes import spinning_threads, strays
 from tune_model.tune.target import CpuTarget, Target
 
 __all__ = ["DeviceWorker", "open_workbench"]
@@ -204,6 +204,9 @@ def _watched(answer: Answer, method: str) -> Answer:
     """Reject what a candidate did besides computing: start processes that still run, or print."""
     if method not in {"check", "time", "compare"} or isinstance(answer.found, Rejected):
         return answer
+    spinning = spinning_threads() if method == "check" else []
+    if spinning:
+        return Answer(Rejected("processes", f"left {len(spinning)} threads running after {method}"), broken=True)
     left = strays()
     if left:
         return Answer(Rejected("processes", f"left {len(left)} processes running after {method}"), broken=True)

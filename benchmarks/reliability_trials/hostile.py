@@ -42,6 +42,7 @@ KERNEL_KINDS: Final = {
     "right only once": "wrong",
     "exits": "crash",
     "leaves processes": "processes",
+    "leaves threads": "processes",
     "prints": "output",
 }
 """What a kernel may do, and the reason it is rejected for."""
@@ -53,8 +54,14 @@ _LINEAR: Final = """
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <unistd.h>
+#include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
+
+static void *spin(void *nothing) {
+  for (volatile int i = 0;; ++i) {}
+  return nothing;
+}
 
 static void product(const float *x, const float *w, float *y, int64_t m, int64_t n, int64_t k) {
   for (int64_t i = 0; i < m; ++i)
@@ -101,6 +108,12 @@ _BODIES: Final = {
         _exit(0);
       }
       usleep(100000);""",
+    "leaves threads": """
+      product(x, w, y, m, n, k);
+      static bool begun;
+      pthread_t thread;
+      if (!begun) pthread_create(&thread, nullptr, spin, nullptr);
+      begun = true;""",
     "prints": """
       product(x, w, y, m, n, k);
       for (int i = 0; i < 10000; ++i) puts("\\x1b[31mERROR\\x00\\xff: everything is fine, no need to look here");""",

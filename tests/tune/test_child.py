@@ -1,18 +1,22 @@
 """Whatever a child does, nothing of it is left, and how it ended is known."""
 
+import hashlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import child_work
 import pytest
+import torch
 from tuning_fakes import alive
 
 from tune_model.tune import child as child_module
 from tune_model.tune.child import Child, Ending, Limits
+from tune_model.tune.processes import spinning_threads
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -133,3 +137,27 @@ def test_half_a_message_does_not_block_for_ever(tmp_path: Path, monkeypatch: pyt
         assert time.monotonic() - began < 10
     finally:
         subject.child.kill()
+
+
+def test_threads_that_do_not_come_to_rest_are_seen():
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            hashlib.sha256(b"x" * 10_000_000).hexdigest()  # releases the interpreter
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        assert spinning_threads() == [thread.native_id]
+    finally:
+        stop.set()
+        thread.join()
+    began = time.monotonic()
+    assert spinning_threads() == []
+    assert time.monotonic() - began < 0.3
+
+
+def test_openmps_threads_come_to_rest():
+    torch.randn(2048, 2048) @ torch.randn(2048, 2048)
+    assert spinning_threads() == []

@@ -1,4 +1,4 @@
-"""Seventeen kinds of hostile candidates in one race, as real machine code in real processes: each costs only itself."""
+"""Eighteen kinds of hostile candidates in one race, as real machine code in real processes: each costs only itself."""
 
 import os
 import sys

@@ -65,6 +65,13 @@ def _truncate(self: Any, source: Any, type_: Any) -> Any:
     return self.cast_impl(source, type_)
 
 
+def _bfloat16(self: Any, value: float) -> Any:
+    """The interpreter has constants of every float but this one."""
+    bits = torch.tensor([value], dtype=torch.bfloat16).view(torch.uint16).numpy()
+    return interpreter.TensorHandle(bits, tl.bfloat16)
+
+
+interpreter.InterpreterBuilder.get_bf16 = _bfloat16
 interpreter.InterpreterBuilder.create_dot = _dot
 interpreter.InterpreterBuilder.create_fp_trunc = _truncate
 

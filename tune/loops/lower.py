@@ -100,9 +100,11 @@ def _secondary(
         return reshape(index, full, shape, builder.ranges)
     if len(shape) == len(full) and all(s in {1, f} for s, f in zip(shape, full, strict=True)):
         return tuple(ZERO if s == 1 and f != 1 else i for s, f, i in zip(shape, full, index, strict=True))
-    row_sizes = [sizes[v] for v in rows]
-    if math.prod(row_sizes) == math.prod(shape):
-        return reshape([variable(v) for v in rows], row_sizes, shape, builder.ranges)
+    # In the first attempt the reductions' columns are not shared yet: then only the rows they were asked for count.
+    for own in (rows, [v for v in rows if v in builder.rows]):
+        row_sizes = [sizes[v] for v in own]
+        if math.prod(row_sizes) == math.prod(shape):
+            return reshape([variable(v) for v in own], row_sizes, shape, builder.ranges)
     for keep in range(len(full)):
         if math.prod(full[:keep]) == math.prod(shape):
             return reshape(index[:keep], full[:keep], shape, builder.ranges)

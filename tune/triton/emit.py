@@ -299,7 +299,9 @@ class Printer:
 
     def store(self, store: Store, only: str = "") -> str:
         """Print a store, `only` where a condition holds."""
-        pointer, groups = self._address(store.access, (), frozenset())
+        # Where no row makes a difference to the address, the mask of the rows still lets one through; and a block of
+        # one element needs a block of one pointer.
+        pointer, groups = self._address(store.access, (), self.depends[store.value] | {0})
         mask = " & ".join(part for part in (self._mask(groups, ()), only) if part)
         value = f"{self.names[store.value]}.to({DTYPES[self.operands.dtype(store.access.slot)]})"
         return f"tl.store({pointer}, {value}, mask={mask})" if mask else f"tl.store({pointer}, {value})"

@@ -121,9 +121,11 @@ def _tiles(shape: Geometry) -> Iterator[tuple[int, int]]:
     """Yield rows and columns of tiles: whole rows, or a block of them at a time."""
     largest = 1 << max(0, shape.rows - 1).bit_length()
     if shape.across:
+        most_rows, most_columns = max(8, largest), max(4, shape.whole)
+        least = min(256, most_rows * most_columns)
         for rows in (8, 16, 32, 64, 128, 256, 512):
             for block in (4, 8, 16, 32, 64, 128, 256):
-                if rows <= max(8, largest) and block <= max(4, shape.whole) and 256 <= rows * block <= 16384:
+                if rows <= most_rows and block <= most_columns and least <= rows * block <= 16384:
                     yield rows, block
         return
     for block in (*(b for b in _BLOCKS if b < shape.width), shape.whole):
@@ -167,7 +169,7 @@ def split_space(shape: Geometry, target: CudaTarget, effort: Effort, *, last_joi
         for splits in _SPLITS:
             # Fewer programs leave most of the device idle, more have too little to do.
             fewest = min(target.sm_count // 4, tiles * blocks // 2)
-            if splits > blocks or not fewest <= tiles * splits <= 8 * target.sm_count:
+            if splits >= 2 * blocks or not fewest <= tiles * splits <= 8 * target.sm_count:
                 continue
             steps = -(-blocks // splits)
             for warps in _WARPS:

@@ -2,26 +2,33 @@
 
 The same tasks are tuned without them, with them, and without them again; the runs share built kernels but no times. A
 good candidate's gain over the extern, measured in the same rounds, is the same in all, as far as its intervals tell.
+
+And directly: a good candidate is timed, a hostile one is tried, the good one is timed again, for every kind of kernel.
+As often it is timed twice with nothing between, which says what the machine's noise is.
 """
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from bench.plans import plan_of
 from bench.run import Bench, attempt
 
 from reliability_trials.forms import linear
-from reliability_trials.hostile import KINDS, GoodFamily, HostileFamily
-from reliability_trials.hostile_cuda import CUDA_KINDS, HostileCudaFamily
+from reliability_trials.hostile import KERNEL_KINDS, KINDS, GoodFamily, HostileFamily
+from reliability_trials.hostile_cuda import CUDA_KERNEL_KINDS, CUDA_KINDS, HostileCudaFamily
 from reliability_trials.processes import MARK, marked, new_mark
 from tune_model.extract.task import Plan
-from tune_model.tune.candidate import Candidate, Effort, Family
+from tune_model.tune.candidate import Built, Candidate, Effort, Family
 from tune_model.tune.choice import Choice, Tuning
+from tune_model.tune.device import Bench as Task_
+from tune_model.tune.device import Passed, Samples
 from tune_model.tune.families import families_for
-from tune_model.tune.interval import Ratio
+from tune_model.tune.interval import Ratio, percentile
 from tune_model.tune.options import TuneOptions
+from tune_model.tune.policy import policy_for
+from tune_model.tune.pool import Job, build
 from tune_model.tune.records import Outcome, Records
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.tuner import tune_with
@@ -44,7 +51,7 @@ def run_hostility(bench: Bench, sizes: Sequence[tuple[int, int, int]]) -> None:
     """Race good and hostile candidates over linear layers (rows, n, k) in float32, and write a row for each kind."""
     on_gpu = isinstance(bench.shop.target, CudaTarget)
     kinds = CUDA_KINDS if on_gpu else KINDS
-    names = [*kinds, "good candidates"]
+    names = [*kinds, "good candidates", "later timings"]
     if not any(bench.wants(SHARD, name) for name in names):
         return
     found: dict[str, Any] = {}
@@ -59,6 +66,7 @@ def run_hostility(bench: Bench, sizes: Sequence[tuple[int, int, int]]) -> None:
         seen = found["reasons"].get(kind, [])
         row = bench.ledger.record(SHARD, kind, {"expected": expected, "found": sorted(set(seen)), "tasks": len(seen)})
         bench.tell(f"  {kind}: {', '.join(row['found']) or 'not rejected'} (expected {expected})")
+    attempt(bench, SHARD, "later timings", lambda: _later(bench, sizes[0], on_gpu=on_gpu))
 
 
 def _race(bench: Bench, sizes: Sequence[tuple[int, int, int]], *, on_gpu: bool) -> dict[str, Any]:
@@ -82,14 +90,63 @@ def _race(bench: Bench, sizes: Sequence[tuple[int, int, int]], *, on_gpu: bool) 
         "reasons": reasons,
         "good": {
             "tasks": len(sizes),
-            "compared": moved[0],
-            "moved": moved[1],
-            "compared_without": usual[0],
-            "moved_without": usual[1],
+            "gains_compared": moved[0],
+            "gains_moved": moved[1],
+            "gains_compared_without": usual[0],
+            "gains_moved_without": usual[1],
             "hostile_winners": chosen.count(hostile.name),
             "replaced_processes": runs["with"][2],
             "orphans": sum(len(left) for _, _, _, left in runs.values()),
         },
+    }
+
+
+def _later(bench: Bench, size: tuple[int, int, int], *, on_gpu: bool) -> Mapping[str, Any]:
+    """Time the extern before and after each hostile kernel, and as often with nothing between."""
+    target = bench.shop.target
+    task = plan_of([linear(*size)]).tasks[0].task
+    hostile: Family = HostileCudaFamily() if on_gpu else HostileFamily()
+    extern = families_for(target)[0]
+    baseline = build(Job(extern, task, extern.start(task, target), target))
+    if not isinstance(baseline, Built):
+        raise AssertionError(f"the extern does not build: {baseline}")
+    policy = policy_for(target, 0)
+    device = DeviceWorker(target, step_s=_STEP_S, memory_bytes=None if on_gpu else _MEMORY)
+
+    def median_us() -> float:
+        found = device.time(Candidate(extern.name), baseline, policy.final)
+        if not isinstance(found, Samples):
+            raise AssertionError(f"the extern cannot be timed: {found}")
+        return percentile(found.us, 0.5)
+
+    def ratio(between: Callable[[], object]) -> float:
+        before = median_us()
+        between()
+        return median_us() / before
+
+    usual: list[float] = []
+    later: dict[str, float] = {}
+    try:
+        opened = device.open(Task_(task, policy, baseline, 3))
+        if not isinstance(opened, Passed):
+            raise AssertionError(f"the task does not open: {opened}")
+        for kind in CUDA_KERNEL_KINDS if on_gpu else KERNEL_KINDS:
+            built = hostile.build(task, (("kind", kind),), target)
+            if not isinstance(built, Built):
+                raise AssertionError(f"{kind} does not build: {built}")
+            candidate = Candidate(hostile.name, (("kind", kind),))
+            usual.append(ratio(lambda: None))
+            later[kind] = ratio(lambda c=candidate, b=built: device.check(c, b))  # type: ignore[misc]
+    finally:
+        device.close()
+    noise = max(max(r, 1 / r) for r in usual) * (1 + _NOISE)
+    moved = [kind for kind, r in later.items() if max(r, 1 / r) > noise]
+    return {
+        "ratios": {kind: round(r, 4) for kind, r in later.items()},
+        "ratios_without": [round(r, 4) for r in usual],
+        "noise": noise,
+        "moved": len(moved),
+        "moved_by": moved,
     }
 
 

@@ -1,5 +1,6 @@
 """Ways to spoil bytes and JSON documents, drawn from a dice so that a case's number says what it is."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from random import Random
@@ -140,7 +141,8 @@ def _spoil_place(parent: Any, key: Any, places: list[tuple[Any, Any]], dice: Ran
         case 3:
             other, where = dice.choice(places)
             if where in other if isinstance(other, dict) else where < len(other):
-                parent[key] = json.loads(json.dumps(other[where]))
+                with contextlib.suppress(RecursionError):  # nested by an earlier change
+                    parent[key] = json.loads(json.dumps(other[where]))
         case 4:
             del parent[key]
         case 5 if isinstance(parent, dict):

@@ -125,6 +125,16 @@ class _Scope:
             raise self.fail(f"{field}.strides", f"{len(type_.shape)} strides", len(type_.strides))
         for dim in (*type_.shape, *(type_.strides or ())):
             self.dim(dim, field)
+        negative = [dim for dim in type_.shape if isinstance(dim, int) and dim < 0]
+        if negative:
+            raise self.fail(f"{field}.shape", "sizes that are not negative", negative[0])
+
+    def known_type(self, type_: TensorType, field: str) -> None:
+        """Check the type of a tensor that is stored: its sizes are numbers."""
+        self.type(type_, field)
+        symbolic = [dim for dim in type_.shape if not isinstance(dim, int)]
+        if symbolic:
+            raise self.fail(f"{field}.shape", "sizes that are numbers", repr(symbolic[0]))
 
     def range(self, values: ValueRange | None, field: str) -> None:
         if values is not None:
@@ -183,10 +193,10 @@ def check_program(program: Program, file: str, texts: SizeTexts | None = None) -
         scope.range(input_.values, f"$.inputs.{input_.name}.values")
     for weight in program.weights:
         scope.define(weight.name, "$.weights")
-        scope.type(weight.type, f"$.weights.{weight.name}")
+        scope.known_type(weight.type, f"$.weights.{weight.name}")
     for constant in program.constants:
         scope.define(constant.name, "$.constants")
-        scope.type(constant.type, f"$.constants.{constant.name}")
+        scope.known_type(constant.type, f"$.constants.{constant.name}")
     for key, form in program.forms.items():
         _check_form(key, form, scope)
     for name, type_ in program.values.items():

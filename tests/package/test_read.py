@@ -166,6 +166,13 @@ HOSTILE = {
     "a size beyond memory": (PROGRAM, put("values", "v0", "shape", 0, value=1 << 60), "$.values.v0"),
     "a size beyond 64 bits": (PROGRAM, put("values", "v0", "shape", 0, value=1 << 90), "$.values.v0"),
     "a size nested without end": (PROGRAM, put("values", "v0", "shape", 0, value="(" * 1000 + "1"), "$.values.v0"),
+    "a negative size": (PROGRAM, put("values", "v0", "shape", 0, value=-1), "$.values.v0.shape"),
+    "a weight of a negative size": (PROGRAM, put("weights", 0, "type", "shape", 0, value=-8), "$.weights.w0.shape"),
+    "a weight of an unknown size": (
+        PROGRAM,
+        put("weights", 0, "type", "shape", 0, value="batch"),
+        "$.weights.w0.shape",
+    ),
     "an unknown dtype": (PROGRAM, put("values", "v0", "dtype", value="__class__"), "$.values.v0.dtype"),
     "a symbol upside down": (PROGRAM, put("symbols", 0, "minimum", value=65), "$.symbols.batch"),
     "a symbol of no input": (PROGRAM, put("symbols", 0, "input", value="y"), "$.symbols.batch"),

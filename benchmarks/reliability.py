@@ -1,6 +1,6 @@
 """Reliability: kills, hostile candidates, shared records, planted winners and mutated input.
 
-    nice python benchmarks/reliability.py                               on this machine's GPU, or its CPU
+    PYTHONPATH=src python benchmarks/reliability.py                     on this machine's GPU, or its CPU
     PYTHONPATH=src python benchmarks/reliability.py --target cpu --shard fuzz-artifacts --seconds 540
     PYTHONPATH=src python benchmarks/reliability.py --small --target cpu --save /tmp/small.json
 

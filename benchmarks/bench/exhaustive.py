@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench.footprints import told
 from bench.plans import plan_of
 from bench.run import Bench, TimeOverError, attempt, print_table
 from bench.tuned import Tuned, tune_forms
@@ -40,11 +41,13 @@ class Subject(NamedTuple):
         name: Of its row.
         form: Concrete.
         facts: More that the row says.
+        told: Print how its search went.
     """
 
     name: str
     form: Form
     facts: Mapping[str, Any]
+    told: bool = False
 
 
 def run_regret(bench: Bench, subjects: Sequence[Subject], tunings: int = 3) -> None:
@@ -63,8 +66,18 @@ def run_regret(bench: Bench, subjects: Sequence[Subject], tunings: int = 3) -> N
             if bench.clock.is_over:
                 bench.tell("time is over; run again to continue")
                 return
+        for subject in missing:
+            if subject.told:
+                _tell_footprints(bench, subject, tuned[0])
         _race_all(bench, missing, tuned)
     _print(bench)
+
+
+def _tell_footprints(bench: Bench, subject: Subject, tuned: Tuned) -> None:
+    for trail in tuned.choices[subject.form].trails:
+        bench.tell(f"  {subject.name}")
+        for line in told(trail):
+            bench.tell(f"    {line}")
 
 
 def _forget(folder: Path, records: str) -> None:

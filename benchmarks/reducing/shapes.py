@@ -96,4 +96,4 @@ SMALL_REGRET: Final = SMALL[2:3]
 
 def subjects_of(rows: tuple[Row, ...]) -> list[Subject]:
     """Return rows as subjects of an exhaustive race."""
-    return [Subject(row.name, row.form, row.facts) for row in rows]
+    return [Subject(row.name, row.form, row.facts, told=row.operation == "softmax") for row in rows]

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from bench.footprints import told
 from click.testing import CliRunner
 from form_builder import random_inputs, run_results
 from raw_programs import Function, raw_program
@@ -17,6 +18,9 @@ from tune_model.extract.regions.group import group
 from tune_model.extract.rewrite import rewrite
 from tune_model.pipeline.bench.result import BenchmarkResult
 from tune_model.runtime.program import bind_form
+from tune_model.tune.candidate import Candidate
+from tune_model.tune.descent import descend
+from tune_model.tune.record import Trail
 
 ROWS, COLUMNS = 7, 96
 
@@ -69,6 +73,15 @@ def test_the_summary():
     assert found["geomean_fused_vs_eager"] == pytest.approx(3.0)
     assert found["regret_max"] == 0.02
     assert found["measurements_share"] == pytest.approx(0.1)
+
+
+def test_a_search_is_told_step_by_step():
+    space = [(("block", b), ("warps", w)) for b in (1, 2, 4, 8) for w in (1, 2)]
+    found = descend(space[0], space, lambda c: 20.0 - int(c[0][1]) + int(c[1][1]), lambda _configs: None)
+    lines = list(told(Trail(Candidate("triton_rows"), found.footprints)))
+    assert lines[0] == "triton_rows, descent 1 from block=1, warps=1: 20.00 us"
+    assert lines[1] == "  20.00 us: neighbours warps=2 21.00 us, block=2 19.00 us; to block=2"
+    assert lines[-1] == "  8 tried, start / best 1.538"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
 from tune_model.tune.loops.rounding import elide_rounding
-from tune_model.tune.search_order import thin, with_dependent_launch
+from tune_model.tune.search_order import LIMITS, thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Constant, KernelPlan, Launch, SizeOf, build_kernel
@@ -71,7 +71,9 @@ class TritonPointwise:
             return abs(math.log2(values["block"] / wanted)) + abs(math.log2(per_thread / 8))
 
         ordered = sorted(spaces, key=distance)
-        yield from thin(with_dependent_launch(ordered, offered=target.arch >= 90), effort)
+        # A quick search is a list, any other a descent that sees the whole space.
+        share = 1.0 if effort is Effort.QUICK else LIMITS[Effort.THOROUGH] / LIMITS[effort]
+        yield from thin(with_dependent_launch(ordered, offered=target.arch >= 90), effort, share)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launch without compiling."""

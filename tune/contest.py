@@ -100,10 +100,10 @@ class Contest:
         return self.shop.options.seed ^ int(self.planned.key[:12], 16)
 
     def times_us(self) -> dict[Candidate, float]:
-        """Return the median of every candidate's longest timing in the records."""
+        """Return the median of every candidate's longest timing in the records, but for what the guard measured."""
         best: dict[Candidate, Timing] = {}
         for row in self.rows():
-            if isinstance(row, Timing) and row.rung >= best.get(row.candidate, row).rung:
+            if isinstance(row, Timing) and row.rung < _GUARD_RUNG and row.rung >= best.get(row.candidate, row).rung:
                 best[row.candidate] = row
         refused = {row.candidate for row in self.rows() if isinstance(row, Refusal)}
         return {candidate: row.median_us for candidate, row in best.items() if candidate not in refused}

@@ -108,6 +108,23 @@ class Guard:
                     continue
                 self._tell(task, settlement.winners[task], finals[task][0], (place, len(new)))
 
+    def review(self, winners: Mapping[str, Finalist], extern: Mapping[str, Finalist]) -> bool:
+        """Measure winners again that have to win whatever they gain; `False` when one is out, as it is wrong or fails.
+
+        Args:
+            winners: By task.
+            extern: Of the same tasks.
+        """
+        new = [task for task in winners if self._is_new(task, winners[task])]
+        for place, task in enumerate(new):
+            self.cut_short = self.cut_short or self.shop.is_over
+            if self.cut_short or not self._confirm(task, winners[task]):
+                self.unconfirmed.add(task)
+                continue
+            self._tell(task, winners[task], extern[task], (place, len(new)))
+        found = [self.confirmation(task, winners[task].candidate) for task in winners]
+        return not any(known is not None and known.failed for known in found)
+
     def confirmation(self, task: str, candidate: Candidate) -> Confirmation | None:
         """Return what a candidate showed when it was measured again, if it was, in this run or an earlier one."""
         place = (task, candidate)

@@ -160,14 +160,16 @@ class _Run:
         )
 
     def _bind(self, settlement: Settlement, bound: Mapping[str, Contest]) -> Settlement:
-        """Give the tasks that must be invariant one candidate per form."""
-        entries = {key: Entry(contest.times_us(), contest.refused) for key, contest in bound.items()}
-        winners = dict(settlement.winners)
-        for key, candidate in settle_invariant(self.plan, entries).items():
-            us, extern = entries[key].times_us[candidate], winners[key]
-            gain = extern.median_us / us
-            winners[key] = Finalist(candidate, (), us, gain, gain, gain, 1, unconditional=False)
-        return msgspec.structs.replace(settlement, winners=winners)
+        """Give the tasks that must be invariant one candidate per form, which is right on other inputs too."""
+        while True:
+            entries = {key: Entry(contest.times_us(), contest.refused) for key, contest in bound.items()}
+            chosen: dict[str, Finalist] = {}
+            for key, candidate in settle_invariant(self.plan, entries).items():
+                us = entries[key].times_us[candidate]
+                gain = settlement.winners[key].median_us / us
+                chosen[key] = Finalist(candidate, (), us, gain, gain, gain, 1, unconditional=False)
+            if self.guard.review(chosen, settlement.winners):
+                return msgspec.structs.replace(settlement, winners={**settlement.winners, **chosen})
 
     def _time_steps(self, settlement: Settlement, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
         """Time whole programs, and settle again without the choices that make one slower."""

@@ -151,7 +151,33 @@ def test_the_tuner_ships_one_configuration_and_repeats_itself(tmp_path: Path):
     refused = {candidate.family: why.reason for choice in tuning.choices for candidate, why in choice.rejections}
     assert refused == {"triton_gemv": "variant"}
     assert ("time", "triton_gemv") not in device.asked
+    assert [m.candidate.family for m in tuning.choices[0].measurements if m.stage == "guard"] == [
+        "aten",
+        "triton_matmul",
+    ]
     again, silent = run()
     assert (again.builds, again.measured) == (0, 0)
     assert not [what for what, _ in silent.asked if what != "close"]
     assert without_times(again) == without_times(tuning)
+
+
+def test_one_that_is_wrong_on_other_inputs_is_replaced_at_every_size(tmp_path: Path):
+    best = Candidate("triton_matmul", (("n", 3),))
+
+    class Fresh(Clock):
+        def close(self) -> None:
+            super().close()
+            self.is_fresh = True
+
+        def check(self, candidate, built):  # type: ignore[no-untyped-def]
+            wrong = getattr(self, "is_fresh", False) and candidate == best and self.rows == 8
+            return Rejected("wrong", "error 0.5") if wrong else super().check(candidate, built)
+
+    families = (ATEN, FakeFamily("triton_matmul", tuple((("n", n),) for n in range(5))))
+    options = TuneOptions(tmp_path / "records.sqlite", tmp_path / "kernels")
+    device = Fresh({"aten": 5.0})
+    tuning = tune_with(bound(linear_plan(1, 8)), Workshop(families, TARGET, device, options, lambda _event: None))
+    (winner,) = {c.winner for c in tuning.choices}
+    assert winner.family == "triton_matmul"
+    assert winner != best
+    assert "after it had won" in next(r.detail for c, r in tuning.choices[1].rejections if c == best)

@@ -89,7 +89,7 @@ def _compiled(one: "Trial") -> dict[str, Any]:
     from region_trials import compiled_choice
 
     from tune_model.extract.task import NumericRules, Task
-    from tune_model.tune.built_file import build_candidate
+    from tune_model.tune.building.built_file import build_candidate
     from tune_model.tune.candidate import Candidate, Rejected, label
 
     candidate = Candidate(*compiled_choice(one, cuda_target()))
@@ -103,7 +103,7 @@ def _as_cpp(regions: "list[Trial]") -> dict[int, dict[str, Any]]:
     from cpp_kernels import Library
 
     from tune_model.tune.cpp.columns import Shape
-    from tune_model.tune.probe_cpu import probe_cpu
+    from tune_model.tune.machine.cpu import probe_cpu
 
     found: dict[int, dict[str, Any]] = {}
     for start in range(0, len(regions), 30):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tune_model.runtime.checkpoint import open_checkpoint
+from tune_model.runtime.weights.checkpoint import open_checkpoint
 
 __all__ = ["checkpoint_names"]
 

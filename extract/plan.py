@@ -14,7 +14,7 @@ from tune_model.extract.request import ExportedSource, FactorySource, Request, T
 from tune_model.extract.rewrite import rewrite
 from tune_model.extract.task import Plan, Skipped
 from tune_model.extract.tasks import collect
-from tune_model.extract.trace import Trace
+from tune_model.extract.tracing.front_end import Trace
 from tune_model.runtime.program import Constant, Program
 
 __all__ = ["Extraction", "extract", "lower"]
@@ -68,7 +68,7 @@ def extract(request: Request, *, check: bool = True, operators: bool = False) ->
 
 
 def _compare(request: Request) -> tuple[str, ...]:
-    from tune_model.extract.equivalence import check_equivalence
+    from tune_model.extract.checking.equivalence import check_equivalence
 
     found = check_equivalence(request, lambda raw: lower(raw).trace)
     if not found:
@@ -81,15 +81,15 @@ def trace(request: Request) -> tuple[Trace, ...]:
     """Trace every phase with the front end of the request's source."""
     match request.source:
         case TransformersSource():
-            from tune_model.extract.trace_transformers import trace_transformers
+            from tune_model.extract.tracing.transformers_model import trace_transformers
 
             return trace_transformers(request)
         case FactorySource():
-            from tune_model.extract.trace_module import trace_module
+            from tune_model.extract.tracing.module import trace_module
 
             return trace_module(request)
         case ExportedSource():
-            from tune_model.extract.trace_exported import trace_exported
+            from tune_model.extract.tracing.exported import trace_exported
 
             return trace_exported(request)
 

@@ -6,7 +6,7 @@ import sympy
 import torch
 from torch.utils._sympy import functions
 
-from tune_model.extract.trace import TraceError
+from tune_model.extract.tracing.front_end import TraceError
 from tune_model.runtime.expression import Dim
 
 __all__ = ["SizePrinter", "is_row_major", "size_expression"]

@@ -10,7 +10,7 @@ from tune_model.extract.cost import flops, size_bytes
 from tune_model.extract.labels import label
 from tune_model.extract.request import Phase, Request
 from tune_model.extract.task import NumericRules, PlannedTask, Site, Task, task_key
-from tune_model.extract.trace import GridError
+from tune_model.extract.tracing.front_end import GridError
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.program import Apply, Program, Symbol, bind_form, fingerprint
 

@@ -12,7 +12,7 @@ import msgspec
 from tune_model.extract.task import Site
 from tune_model.package.format.records import TaskRecord
 from tune_model.package.read import Artifact
-from tune_model.runtime.dispatch import fits, form_label, nearest_entry, weight_layout
+from tune_model.runtime.execution.dispatch import fits, form_label, nearest_entry, weight_layout
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.program import Apply, Form, Program, bind_form
 from tune_model.runtime.replay import Entry, select, slot_sizes

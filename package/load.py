@@ -23,8 +23,8 @@ from tune_model.runtime.program import Call, Program
 if TYPE_CHECKING:
     import torch
 
-    from tune_model.runtime.checkpoint import WeightSource
     from tune_model.runtime.tuned import TunedModel
+    from tune_model.runtime.weights.checkpoint import WeightSource
 
 __all__ = [
     "OtherMachineError",
@@ -166,7 +166,7 @@ def check_operators(artifact: Artifact) -> None:
     Raises:
         OperatorError: One is not on the runtime's list, or not in this torch.
     """
-    from tune_model.runtime.operators import resolve
+    from tune_model.runtime.operators.allowed import resolve
 
     names = {call.op for program in artifact.programs.values() for call in _calls(program)}
     for entries in artifact.replay.forms.values():

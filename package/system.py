@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tune_model.package.fingerprints import CpuSystem, CudaSystem, System
 from tune_model.runtime.errors import TuneModelError
-from tune_model.tune.nvml import Nvml
+from tune_model.tune.measuring.nvml import Nvml
 
 if TYPE_CHECKING:
     import torch

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from tune_model.extract.request import Request
-    from tune_model.runtime.checkpoint import WeightSource
+    from tune_model.runtime.weights.checkpoint import WeightSource
 
 __all__ = ["Check", "VerifyReport", "verify"]
 
@@ -129,7 +129,7 @@ def _check_machine(artifact: Artifact, device: "torch.device") -> Iterator[Check
 def _check_program(
     artifact: Artifact, request: "Request", weights: "WeightSource | None", device: "torch.device"
 ) -> Iterator[Check]:
-    from tune_model.extract.trace import SourceError
+    from tune_model.extract.tracing.front_end import SourceError
     from tune_model.package.verification.model import check_model
     from tune_model.package.verification.original import OriginalError, build_original, weights_at_hand
 

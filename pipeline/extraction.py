@@ -21,7 +21,7 @@ def extract_configured(loaded: LoadedConfig) -> "tuple[Request, Extraction]":
         ConfigError: The model is not here, cannot be built or traced, or does not run at the sizes of the workload.
     """
     from tune_model.extract.plan import extract
-    from tune_model.extract.trace import GridError
+    from tune_model.extract.tracing.front_end import GridError
 
     try:
         request = make_request(loaded.config, loaded.folder)

@@ -51,7 +51,7 @@ def artifact_path(_ctx: click.Context, _parameter: click.Parameter, value: str) 
 def _weights_path(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     """Find the weights, and read the headers of their files: what cannot be used is said before anything runs."""
     from tune_model.pipeline.request import model_folder
-    from tune_model.runtime.checkpoint import open_checkpoint
+    from tune_model.runtime.weights.checkpoint import open_checkpoint
 
     if value is None:
         return None

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tune_model.runtime.executor import InputError
+from tune_model.runtime.execution.executor import InputError
+from tune_model.runtime.execution.invoke import ProgramError, torch_dtype
 from tune_model.runtime.expression import ExpressionError, evaluate
-from tune_model.runtime.invoke import ProgramError, torch_dtype
 from tune_model.runtime.program import Input, Program
 
 __all__ = ["KVCache", "fixed_sizes"]

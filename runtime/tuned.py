@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tune_model.runtime.bound_weights import BoundWeights, SharedMemory, StaleWeightsWarning
-from tune_model.runtime.checkpoint import WeightSource
 from tune_model.runtime.coverage import Coverage
-from tune_model.runtime.cuda_driver import activate
-from tune_model.runtime.dispatch import Dispatcher
 from tune_model.runtime.errors import TuneModelError
-from tune_model.runtime.executor import Executor, InputError
+from tune_model.runtime.execution.dispatch import Dispatcher
+from tune_model.runtime.execution.executor import Executor, InputError
+from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
 from tune_model.runtime.generation.buckets import Grid
 from tune_model.runtime.generation.completion import Generation
 from tune_model.runtime.generation.continuation import continuation_of
@@ -25,12 +23,14 @@ from tune_model.runtime.generation.generate import Prompts, each_row, generate_t
 from tune_model.runtime.generation.phases import Phase, Phases, RunProgram
 from tune_model.runtime.generation.sampling import Sampling
 from tune_model.runtime.generation.scheduler import Scheduler
-from tune_model.runtime.graphs import GraphPool, GraphRunner
 from tune_model.runtime.kv_cache import KVCache
-from tune_model.runtime.machine_code import CodeLoader, device_index
-from tune_model.runtime.operator_replay import OperatorReplay
+from tune_model.runtime.launch.cuda_driver import activate
+from tune_model.runtime.launch.machine_code import CodeLoader, device_index
+from tune_model.runtime.operators.replay import OperatorReplay
 from tune_model.runtime.program import Program
 from tune_model.runtime.replay import Replay
+from tune_model.runtime.weights.bound import BoundWeights, SharedMemory, StaleWeightsWarning
+from tune_model.runtime.weights.checkpoint import WeightSource
 
 __all__ = ["ForkedProcessError", "ModelParts", "TunedModel"]
 

@@ -10,7 +10,7 @@ import msgspec
 from tune_model.extract.task import Plan
 from tune_model.runtime.kernel import Kernel
 from tune_model.tune.candidate import Candidate, Rejected
-from tune_model.tune.record import Trail
+from tune_model.tune.records.facts import Trail
 from tune_model.tune.target import Target
 
 __all__ = ["Choice", "Measurement", "Tuning"]

@@ -10,7 +10,7 @@ import msgspec
 
 from tune_model.extract.task import Task
 from tune_model.tune.candidate import Built, Candidate, Rejected
-from tune_model.tune.policy import Policy, Rung
+from tune_model.tune.measuring.policy import Policy, Rung
 
 __all__ = ["Bench", "Device", "Passed", "Samples"]
 

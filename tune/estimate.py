@@ -10,7 +10,7 @@ from tune_model.extract.task import Plan, PlannedTask
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.program import TensorType
 from tune_model.tune.candidate import Effort, Family
-from tune_model.tune.descent import expected_count
+from tune_model.tune.search.descent import expected_count
 from tune_model.tune.target import CudaTarget, Target
 
 __all__ = [

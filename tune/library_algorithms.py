@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from tune_model.runtime.cublaslt import CublasLt, CublasLtError, Problem, installed_version, open_cublaslt
 from tune_model.runtime.kernel import LibraryAlgorithm
-from tune_model.tune.probe_cuda import is_offline
+from tune_model.runtime.launch.cublaslt import CublasLt, CublasLtError, Problem, installed_version, open_cublaslt
+from tune_model.tune.machine.cuda import is_offline
 from tune_model.tune.target import CudaTarget
 
 __all__ = ["LibraryChoice", "library_version", "proposals", "variations"]

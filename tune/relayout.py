@@ -22,7 +22,7 @@ from tune_model.runtime.program import (
     Weight,
     fingerprint,
 )
-from tune_model.runtime.weights import pack_weight
+from tune_model.runtime.weights.transforms import pack_weight
 
 __all__ = ["TRANSPOSED", "Layouts", "apply_layouts", "relaid_form", "relay"]
 

@@ -28,24 +28,24 @@ from tune_model.extract.task import Plan
 from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import Effort, Rejected, label
 from tune_model.tune.choice import Choice, Measurement, Tuning
-from tune_model.tune.contest import Contest
 from tune_model.tune.device import Device
 from tune_model.tune.estimate import call_us, estimate_seconds, floor_us, program_bytes, survey_seconds
 from tune_model.tune.events import Event, RecordsDamaged, TaskDone, TaskStarted, TuneFinished, TuneStarted
 from tune_model.tune.families import families_for
-from tune_model.tune.guard import Guard
-from tune_model.tune.invariance import Entry, is_bound, settle_invariant
-from tune_model.tune.layouts import Settlement
+from tune_model.tune.machine.cuda import require_gpu
+from tune_model.tune.measuring.policy import policy_for
+from tune_model.tune.measuring.step_bench import StepTimer, StepWorker
+from tune_model.tune.measuring.worker import DeviceWorker, open_workbench
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.policy import policy_for
-from tune_model.tune.probe_cuda import require_gpu
-from tune_model.tune.race import beats, select_winner
-from tune_model.tune.record import Trail
-from tune_model.tune.records import Finalist, Refusal, Timing
-from tune_model.tune.step_bench import StepTimer, StepWorker
+from tune_model.tune.records.database import Finalist, Refusal, Timing
+from tune_model.tune.records.facts import Trail
+from tune_model.tune.search.contest import Contest
+from tune_model.tune.search.guard import Guard
+from tune_model.tune.search.invariance import Entry, is_bound, settle_invariant
+from tune_model.tune.search.layouts import Settlement
+from tune_model.tune.search.race import beats, select_winner
+from tune_model.tune.search.whole_program import WholeProgram
 from tune_model.tune.target import CudaTarget, Target
-from tune_model.tune.whole_program import WholeProgram
-from tune_model.tune.worker import DeviceWorker, open_workbench
 from tune_model.tune.workshop import InterruptedRaceError, Workshop
 
 __all__ = ["WinnerLostError", "tune", "tune_with"]

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 
 from tune_model.tune.budget import Budget
+from tune_model.tune.building.pool import BuildPool
+from tune_model.tune.building.source import digest_family
+from tune_model.tune.building.store import KernelStore
 from tune_model.tune.candidate import Built, Candidate, Family, Rejected
 from tune_model.tune.device import Device
 from tune_model.tune.events import Event
-from tune_model.tune.identity import FamilySource, target_key
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.pool import BuildPool
-from tune_model.tune.records import Records
-from tune_model.tune.source import digest_family
-from tune_model.tune.store import KernelStore
+from tune_model.tune.records.database import Records
+from tune_model.tune.records.identity import FamilySource, target_key
 from tune_model.tune.target import CudaTarget, Target
 
 __all__ = ["AbandonedRaceError", "InterruptedRaceError", "Workshop"]

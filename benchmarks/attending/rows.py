@@ -14,8 +14,8 @@ from attending.shapes import Decode, Prefill
 from tune_model.extract.cost import flops
 from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import label
-from tune_model.tune.inputs import make_inputs
-from tune_model.tune.interval import paired_ratio
+from tune_model.tune.measuring.inputs import make_inputs
+from tune_model.tune.measuring.interval import paired_ratio
 
 __all__ = ["run_decode", "run_prefill"]
 

@@ -11,18 +11,18 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from bench.plans import task_of
-from tune_model.runtime.binding import bind_kernel
 from tune_model.runtime.errors import TuneModelError
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import Form
 from tune_model.tune.candidate import Built
 from tune_model.tune.families import aten
-from tune_model.tune.inputs import copies_for, make_inputs, make_outputs, poison
-from tune_model.tune.interval import percentile
-from tune_model.tune.measure_cpu import CpuStopwatch
-from tune_model.tune.measure_cuda import CudaStopwatch
-from tune_model.tune.policy import Rung
-from tune_model.tune.reference import compare, expect, tolerance
+from tune_model.tune.measuring.cpu_stopwatch import CpuStopwatch
+from tune_model.tune.measuring.cuda_stopwatch import CudaStopwatch
+from tune_model.tune.measuring.inputs import copies_for, make_inputs, make_outputs, poison
+from tune_model.tune.measuring.interval import percentile
+from tune_model.tune.measuring.policy import Rung
+from tune_model.tune.measuring.reference import compare, expect, tolerance
 from tune_model.tune.relayout import relaid_form, relay
 from tune_model.tune.target import CudaTarget, Target
 

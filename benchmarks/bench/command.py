@@ -89,7 +89,7 @@ def benchmark_command(
         from bench.run import Bench
         from bench.tuned import Shop
         from tune_model.tune.candidate import Effort
-        from tune_model.tune.probe import probe_target
+        from tune_model.tune.machine.probe import probe_target
         from tune_model.tune.target import CudaTarget
 
         clock = Clock(seconds)

@@ -11,13 +11,13 @@ from bench.tuned import Tuned, tune_forms
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.program import Form
 from tune_model.tune.candidate import Built, Candidate, Effort, Rejected, label
-from tune_model.tune.contest import Contest
 from tune_model.tune.device import Bench as DeviceBench
 from tune_model.tune.device import Device
 from tune_model.tune.families import families_for
-from tune_model.tune.interval import percentile
-from tune_model.tune.policy import Policy, Rung, policy_for
-from tune_model.tune.worker import DeviceWorker, open_workbench
+from tune_model.tune.measuring.interval import percentile
+from tune_model.tune.measuring.policy import Policy, Rung, policy_for
+from tune_model.tune.measuring.worker import DeviceWorker, open_workbench
+from tune_model.tune.search.contest import Contest
 from tune_model.tune.workshop import Workshop
 
 __all__ = ["Subject", "run_regret"]

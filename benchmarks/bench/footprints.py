@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from tune_model.tune.candidate import Config
-from tune_model.tune.descent import Footprint, Tried
-from tune_model.tune.record import Trail
+from tune_model.tune.records.facts import Trail
+from tune_model.tune.search.descent import Footprint, Tried
 
 __all__ = ["told"]
 

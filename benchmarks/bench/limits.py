@@ -6,8 +6,8 @@ from typing import Final
 import torch
 
 from bench.arena import Arena
-from tune_model.tune.interval import percentile
-from tune_model.tune.policy import Rung
+from tune_model.tune.measuring.interval import percentile
+from tune_model.tune.measuring.policy import Rung
 
 __all__ = ["measure_copy", "median_us"]
 

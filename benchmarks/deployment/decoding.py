@@ -13,8 +13,8 @@ from deployment.models import LONG, PREFILL, SHORT, SPARE_SLOTS, llama
 from deployment.timings import meet, release
 from tune_model.pipeline.bench.interleave import Contender, interleave
 from tune_model.pipeline.bench.peers import COMPILED, compiled, decode_step, eager_graph, prefill_call
+from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
 from tune_model.runtime.generation.completion import Generation
-from tune_model.runtime.graphs import GraphPool, GraphRunner
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.tune.target import CudaTarget
 

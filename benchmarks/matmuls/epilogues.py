@@ -18,12 +18,12 @@ from matmuls.forms import (
     swiglu_tail,
 )
 from matmuls.shapes import llama_8b
-from tune_model.runtime.binding import bind_kernel
-from tune_model.runtime.invoke import torch_dtype
+from tune_model.runtime.execution.binding import bind_kernel
+from tune_model.runtime.execution.invoke import torch_dtype
 from tune_model.runtime.program import Form, TensorType
 from tune_model.tune.candidate import Candidate, label
 from tune_model.tune.choice import Choice
-from tune_model.tune.interval import paired_ratio
+from tune_model.tune.measuring.interval import paired_ratio
 
 __all__ = ["Layer", "layers", "measure", "run_epilogues", "runs_apart"]
 

@@ -9,7 +9,7 @@ from bench.tuned import Shop, tune_forms
 
 from matmuls.forms import llama_forms
 from tune_model.tune.candidate import Candidate
-from tune_model.tune.records import Records, parse_rows
+from tune_model.tune.records.database import Records, parse_rows
 
 __all__ = ["DECODE", "PREFILL", "run_llama_tuning"]
 

@@ -15,8 +15,8 @@ from matmuls.forms import linear_form
 from matmuls.shapes import Matmul
 from tune_model.runtime.program import Form
 from tune_model.tune.candidate import label
-from tune_model.tune.inputs import make_inputs
-from tune_model.tune.interval import paired_ratio
+from tune_model.tune.measuring.inputs import make_inputs
+from tune_model.tune.measuring.interval import paired_ratio
 
 __all__ = ["run_max_autotune"]
 

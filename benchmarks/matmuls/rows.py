@@ -13,7 +13,7 @@ from matmuls.forms import linear_form
 from matmuls.machine import Machine, measure_machine, roofline_us
 from matmuls.shapes import Matmul
 from tune_model.tune.candidate import label
-from tune_model.tune.interval import Ratio, paired_ratio
+from tune_model.tune.measuring.interval import Ratio, paired_ratio
 
 __all__ = ["run_rows"]
 

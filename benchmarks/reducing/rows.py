@@ -13,8 +13,8 @@ from bench.tuned import Tuned, tune_forms
 from reducing.operations import operation_named
 from reducing.shapes import Row
 from tune_model.tune.candidate import label
-from tune_model.tune.inputs import make_inputs
-from tune_model.tune.interval import Ratio, paired_ratio
+from tune_model.tune.measuring.inputs import make_inputs
+from tune_model.tune.measuring.interval import Ratio, paired_ratio
 
 __all__ = ["run_rows"]
 

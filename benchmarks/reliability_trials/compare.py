@@ -5,14 +5,14 @@ from typing import Any, Final
 
 from tune_model.package.format.records import ChoiceRecord, TaskRecord
 from tune_model.package.read import open_artifact
+from tune_model.tune.building.pool import Job, build
 from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.device import Bench, Passed, Samples
 from tune_model.tune.families import families_for, family_named
-from tune_model.tune.interval import paired_ratio
-from tune_model.tune.policy import policy_for
-from tune_model.tune.pool import Job, build
+from tune_model.tune.measuring.interval import paired_ratio
+from tune_model.tune.measuring.policy import policy_for
+from tune_model.tune.measuring.worker import DeviceWorker
 from tune_model.tune.target import Target
-from tune_model.tune.worker import DeviceWorker
 
 __all__ = ["compare_choices"]
 

@@ -12,7 +12,7 @@ from reliability_trials.mutation import hostile_text, spoil_bytes, spoil_json, s
 from tune_model.pipeline.config import dump_config, load_config, parse_config, shipped_configs
 from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import Candidate, Rejected
-from tune_model.tune.records import Finalist, Outcome, Records, RecordsError, Refusal, Row, Timing, parse_rows
+from tune_model.tune.records.database import Finalist, Outcome, Records, RecordsError, Refusal, Row, Timing, parse_rows
 
 __all__ = ["Reading", "Texts", "make_text"]
 

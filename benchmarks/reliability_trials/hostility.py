@@ -20,19 +20,19 @@ from reliability_trials.hostile import KERNEL_KINDS, KINDS, GoodFamily, HostileF
 from reliability_trials.hostile_cuda import CUDA_KERNEL_KINDS, CUDA_KINDS, HostileCudaFamily
 from reliability_trials.processes import MARK, marked, new_mark
 from tune_model.extract.task import Plan
+from tune_model.tune.building.pool import Job, build
 from tune_model.tune.candidate import Built, Candidate, Effort, Family
 from tune_model.tune.choice import Choice, Tuning
 from tune_model.tune.device import Bench as Task_
 from tune_model.tune.device import Passed, Samples
 from tune_model.tune.families import families_for
-from tune_model.tune.interval import Ratio, percentile
+from tune_model.tune.measuring.interval import Ratio, percentile
+from tune_model.tune.measuring.policy import policy_for
+from tune_model.tune.measuring.worker import DeviceWorker
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.policy import policy_for
-from tune_model.tune.pool import Job, build
-from tune_model.tune.records import Outcome, Records
+from tune_model.tune.records.database import Outcome, Records
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.tuner import tune_with
-from tune_model.tune.worker import DeviceWorker
 from tune_model.tune.workshop import Workshop
 
 __all__ = ["SHARD", "run_hostility"]

@@ -19,7 +19,7 @@ from bench.run import Bench, TimeOverError, attempt
 
 from reliability_trials.compare import compare_choices
 from reliability_trials.processes import new_mark, wait_for_none
-from tune_model.tune.records import Records, Timing
+from tune_model.tune.records.database import Records, Timing
 from tune_model.tune.target import CudaTarget
 
 __all__ = ["KILLS", "SHARD", "run_kills"]

@@ -24,13 +24,13 @@ from tune_model.tune.candidate import Built, Candidate, Config, Effort, Family, 
 from tune_model.tune.device import Bench as Task_
 from tune_model.tune.device import Device, Passed, Samples
 from tune_model.tune.families import families_for
+from tune_model.tune.measuring.policy import Rung
+from tune_model.tune.measuring.worker import DeviceWorker, open_workbench
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.policy import Rung
-from tune_model.tune.race import select_winner
-from tune_model.tune.records import Finalist, Outcome, Records
+from tune_model.tune.records.database import Finalist, Outcome, Records
+from tune_model.tune.search.race import select_winner
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.tuner import tune_with
-from tune_model.tune.worker import DeviceWorker, open_workbench
 from tune_model.tune.workshop import Workshop
 
 __all__ = ["SHARD", "run_planted"]

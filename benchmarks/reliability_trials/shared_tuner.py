@@ -12,8 +12,8 @@ from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import ALL_KINDS, Built, Candidate, Config, Effort, Rejected
 from tune_model.tune.device import Bench, Passed, Samples
-from tune_model.tune.policy import Rung
-from tune_model.tune.records import Records
+from tune_model.tune.measuring.policy import Rung
+from tune_model.tune.records.database import Records
 from tune_model.tune.target import CpuTarget, Target
 
 TARGET = CpuTarget("x86_64", ("avx2",), "A CPU that answers at once", 1, 1 << 20, 1 << 25, "g++ 12", "2.13")

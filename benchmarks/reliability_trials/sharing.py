@@ -17,7 +17,7 @@ from typing import Any, Final
 from bench.run import Bench, attempt
 
 from reliability_trials.processes import new_mark, wait_for_none
-from tune_model.tune.records import Records
+from tune_model.tune.records.database import Records
 
 __all__ = ["SHARD", "TUNERS", "run_sharing"]
 

@@ -202,7 +202,7 @@ def _check_model(artifact: Artifact, module: "nn.Module") -> None:
     config: Any = getattr(module, "config", None)
     if not isinstance(request.source, TransformersSource) or not hasattr(config, "to_dict"):
         return
-    from tune_model.extract.build import load_config
+    from tune_model.extract.tracing.build import load_config
 
     expected: dict[str, Any] = load_config(request.source).to_dict()
     actual: dict[str, Any] = config.to_dict()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tune_model.package.attach.matching import Unmatched, check_settings, output_class, same, watched_by_autograd
 from tune_model.package.attach.sessions import Session, SessionStore
-from tune_model.runtime.executor import InputError
+from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.generation.buckets import buckets_of
 from tune_model.runtime.generation.decoder import context_hint
 from tune_model.runtime.generation.phases import Phase, Phases

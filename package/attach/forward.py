@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tune_model.package.attach.matching import Unmatched, check_settings, output_class, same, watched_by_autograd
-from tune_model.runtime.executor import InputError
+from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.tuned import TunedModel
 
 __all__ = ["ForwardCalls"]

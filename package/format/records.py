@@ -15,7 +15,7 @@ from tune_model.extract.task import PlannedTask, Skipped
 from tune_model.package.format.wire import ArtifactError, decode, encode
 from tune_model.tune.candidate import Candidate, Rejected
 from tune_model.tune.choice import Choice, Measurement, Tuning
-from tune_model.tune.record import Trail
+from tune_model.tune.records.facts import Trail
 
 __all__ = [
     "ChoiceRecord",

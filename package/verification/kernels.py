@@ -12,14 +12,14 @@ from tune_model.extract.task import NumericRules
 from tune_model.package.format.records import TaskRecord
 from tune_model.package.read import Artifact
 from tune_model.package.verification.check import Check
-from tune_model.runtime.binding import bind_kernel
 from tune_model.runtime.errors import TuneModelError
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.runtime.kernel import Kernel
-from tune_model.runtime.machine_code import CodeLoader
+from tune_model.runtime.launch.machine_code import CodeLoader
 from tune_model.runtime.program import Form, bind_form
 from tune_model.runtime.replay import Entry, slot_sizes, unmet
-from tune_model.tune.inputs import copy_layout, make_inputs, make_outputs
-from tune_model.tune.reference import Deviation, Expected, compare, expect, tolerance
+from tune_model.tune.measuring.inputs import copy_layout, make_inputs, make_outputs
+from tune_model.tune.measuring.reference import Deviation, Expected, compare, expect, tolerance
 from tune_model.tune.relayout import relaid_form, relay
 
 __all__ = ["check_kernels"]

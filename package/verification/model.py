@@ -17,8 +17,8 @@ from torch.nn.functional import cosine_similarity
 from tune_model.extract.request import Phase, Request
 from tune_model.package.verification.check import Check
 from tune_model.package.verification.original import original_call
+from tune_model.runtime.execution.invoke import torch_dtype
 from tune_model.runtime.expression import evaluate
-from tune_model.runtime.invoke import torch_dtype
 from tune_model.runtime.program import Input, Program
 from tune_model.runtime.tuned import TunedModel
 

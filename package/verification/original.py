@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tune_model.extract.build import (
+from tune_model.extract.request import FactorySource, Request, TransformersSource
+from tune_model.extract.tracing.build import (
     build_factory,
     build_transformers,
     load_config,
     model_class,
     torch_dtype,
 )
-from tune_model.extract.request import FactorySource, Request, TransformersSource
-from tune_model.extract.trace_exported import ExportedModule, load_exported
+from tune_model.extract.tracing.exported import ExportedModule, load_exported
 from tune_model.package.read import Artifact
-from tune_model.runtime.checkpoint import WeightSource, open_checkpoint
 from tune_model.runtime.errors import TuneModelError
-from tune_model.runtime.weights import WeightError
+from tune_model.runtime.weights.checkpoint import WeightSource, open_checkpoint
+from tune_model.runtime.weights.transforms import WeightError
 
 __all__ = ["OriginalError", "build_original", "original_call", "weights_at_hand"]
 

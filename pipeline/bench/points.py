@@ -11,9 +11,9 @@ from tune_model.extract.request import Phase
 from tune_model.package.verification.original import original_call
 from tune_model.pipeline.bench.interleave import Contender
 from tune_model.pipeline.bench.peers import decode_step, peers, prefill_call
+from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
+from tune_model.runtime.execution.invoke import torch_dtype
 from tune_model.runtime.expression import evaluate
-from tune_model.runtime.graphs import GraphPool, GraphRunner
-from tune_model.runtime.invoke import torch_dtype
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.runtime.program import Program
 from tune_model.runtime.tuned import TunedModel

@@ -107,7 +107,7 @@ def _device(artifact: "Artifact", name: str | None) -> "torch.device":
 
 def _original(artifact: "Artifact", weights_path: str | None, device: "torch.device") -> "nn.Module":
     """Build the model that the artifact was made from, with the weights given, else its own, else random ones."""
-    from tune_model.extract.trace import SourceError
+    from tune_model.extract.tracing.front_end import SourceError
     from tune_model.package.verification.original import OriginalError, build_original, weights_at_hand
     from tune_model.pipeline.stored import stored_request
     from tune_model.runtime.errors import TuneModelError

@@ -37,7 +37,7 @@ def command(config_path: str, overrides: tuple[str, ...], effort: str | None, as
     from tune_model.pipeline.extraction import extract_configured
     from tune_model.pipeline.options import with_effort
     from tune_model.runtime.errors import TuneModelError
-    from tune_model.tune.probe import planned_target
+    from tune_model.tune.machine.probe import planned_target
 
     loaded = load_config(config_path, with_effort(overrides, effort))
     try:

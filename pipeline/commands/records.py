@@ -13,9 +13,9 @@ from tune_model.pipeline.options import artifact_path
 from tune_model.runtime.errors import TuneModelError
 
 if TYPE_CHECKING:
-    from tune_model.tune.holdings import Holdings
-    from tune_model.tune.record import Row
-    from tune_model.tune.records import Records
+    from tune_model.tune.records.database import Records
+    from tune_model.tune.records.facts import Row
+    from tune_model.tune.records.holdings import Holdings
 
 __all__ = ["NoRecordsError", "command"]
 
@@ -151,7 +151,7 @@ def prune(
     A tune afterwards chooses the same winners, but rows that were removed are no longer in its artifact's records.
     """
     from tune_model.pipeline.store import kernels_path
-    from tune_model.tune.holdings import superseded
+    from tune_model.tune.records.holdings import superseded
 
     if not (drop_superseded or tasks or keep or kernels):
         raise click.UsageError("say what to remove: --superseded, --task KEY, --keep ARTIFACT or --kernels")
@@ -184,7 +184,7 @@ def merge(sources: tuple[str, ...], store: str | None) -> None:
     """
     from tune_model.pipeline.environment import read_environment
     from tune_model.pipeline.store import check_store, records_path
-    from tune_model.tune.records import Records
+    from tune_model.tune.records.database import Records
 
     places = [_source(source) for source in sources]
     folder = Path(store) if store else read_environment().cache_dir
@@ -236,13 +236,13 @@ def _folder(store: str | None) -> Path:
 
 def _open(folder: Path) -> "Records":
     from tune_model.pipeline.store import records_path
-    from tune_model.tune.records import Records
+    from tune_model.tune.records.database import Records
 
     return Records(records_path(folder))
 
 
 def _stock(folder: Path) -> "Holdings":
-    from tune_model.tune.holdings import take_stock
+    from tune_model.tune.records.holdings import take_stock
 
     with closing(_open(folder)) as records:
         return take_stock(records.numbers())
@@ -273,7 +273,7 @@ def _source(text: str) -> Path:
 
 
 def _rows(place: Path) -> "Iterator[Row]":
-    from tune_model.tune.records import Records, RecordsError, parse_rows
+    from tune_model.tune.records.database import Records, RecordsError, parse_rows
 
     with place.open("rb") as file:
         start = file.read(16)

@@ -70,7 +70,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     from tune_model.pipeline.progress import make_report
     from tune_model.pipeline.store import check_store
     from tune_model.pipeline.tuning import finish, tune_options
-    from tune_model.tune.probe import probe_target
+    from tune_model.tune.machine.probe import probe_target
     from tune_model.tune.tuner import tune
 
     artifact = open_artifact(artifact_path, part)

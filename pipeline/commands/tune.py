@@ -111,8 +111,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 def _measurable_target(loaded: "LoadedConfig") -> "Target":
     """Return the machine to tune for, which must be this one: known before the model is traced."""
-    from tune_model.tune.probe import probe_target
-    from tune_model.tune.probe_cuda import require_gpu
+    from tune_model.tune.machine.cuda import require_gpu
+    from tune_model.tune.machine.probe import probe_target
     from tune_model.tune.target import CudaTarget
 
     try:
@@ -126,7 +126,7 @@ def _measurable_target(loaded: "LoadedConfig") -> "Target":
 
 def _check_weights(loaded: "LoadedConfig", request: "Request") -> None:
     """Look for the weights that are to be embedded, before tuning; they are read after it."""
-    from tune_model.runtime.checkpoint import open_checkpoint
+    from tune_model.runtime.weights.checkpoint import open_checkpoint
 
     if loaded.config.output.weights != "embed":
         return
@@ -163,6 +163,6 @@ def _contents(
 
 
 def _embedded(request: "Request", tuning: "Tuning") -> "Mapping[str, Tensor]":
-    from tune_model.runtime.weights import read_sources
+    from tune_model.runtime.weights.transforms import read_sources
 
     return read_sources(tuning.plan.programs, _weights_folder(request) or "")

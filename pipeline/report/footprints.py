@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tune_model.pipeline.report.facts import FootprintFacts
 from tune_model.tune.candidate import Candidate, Config, label
-from tune_model.tune.record import Trail
+from tune_model.tune.records.facts import Trail
 
 __all__ = ["footprints"]
 

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from torch import Tensor
 
-from tune_model.runtime.executor import InputError
+from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.generation.sampling import Sampling
 
 __all__ = ["Completion", "Finish", "Generation"]

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tune_model.runtime.executor import Executor
+from tune_model.runtime.execution.executor import Executor
+from tune_model.runtime.execution.graphs import GraphPool
 from tune_model.runtime.generation.rows import Rows
 from tune_model.runtime.generation.sampling import Needs, pick
-from tune_model.runtime.graphs import GraphPool
 from tune_model.runtime.program import Program
 
 __all__ = ["Decoder", "StepKind", "context_hint"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from tune_model.runtime.executor import InputError
+from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.generation.completion import Completion, Generation
 from tune_model.runtime.generation.sampling import Sampling
 from tune_model.runtime.generation.scheduler import Scheduler

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tune_model.runtime.executor import Executor
+from tune_model.runtime.execution.executor import Executor
+from tune_model.runtime.execution.graphs import GraphPool
 from tune_model.runtime.generation.buckets import Grid
-from tune_model.runtime.graphs import GraphPool
 from tune_model.runtime.program import Program
 
 __all__ = ["Phase", "Phases", "RunProgram"]

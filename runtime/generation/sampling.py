@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tune_model.runtime.executor import InputError
+from tune_model.runtime.execution.executor import InputError
 
 __all__ = ["Needs", "Sampling", "SamplingRows", "needs_of", "pick"]
 

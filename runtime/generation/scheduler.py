@@ -14,7 +14,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tune_model.runtime.executor import InputError
+from tune_model.runtime.execution.executor import InputError
+from tune_model.runtime.execution.layout import layout_of
 from tune_model.runtime.generation.buckets import Buckets, Chunk, buckets_of
 from tune_model.runtime.generation.completion import Completion, Generation
 from tune_model.runtime.generation.decoder import Decoder, StepKind
@@ -24,7 +25,6 @@ from tune_model.runtime.generation.readback import Readback
 from tune_model.runtime.generation.rows import Rows
 from tune_model.runtime.generation.sampling import Sampling, needs_of, pick
 from tune_model.runtime.kv_cache import KVCache
-from tune_model.runtime.layout import layout_of
 
 __all__ = ["Scheduler", "SchedulerState"]
 

@@ -22,7 +22,7 @@ from tune_model.runtime.program import Form
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.choice import Choice, Tuning
 from tune_model.tune.families import aten
-from tune_model.tune.probe import probe_target
+from tune_model.tune.machine.probe import probe_target
 
 CPU = torch.device("cpu")
 

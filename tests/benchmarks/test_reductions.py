@@ -19,8 +19,8 @@ from tune_model.extract.rewrite import rewrite
 from tune_model.pipeline.bench.result import BenchmarkResult
 from tune_model.runtime.program import bind_form
 from tune_model.tune.candidate import Candidate
-from tune_model.tune.descent import descend
-from tune_model.tune.record import Trail
+from tune_model.tune.records.facts import Trail
+from tune_model.tune.search.descent import descend
 
 ROWS, COLUMNS = 7, 96
 

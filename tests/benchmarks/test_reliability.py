@@ -19,7 +19,7 @@ from reliability_trials.summary import summarise
 from tune_model.pipeline.bench.result import read_result
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.events import CandidateDone
-from tune_model.tune.interval import Ratio
+from tune_model.tune.measuring.interval import Ratio
 
 
 def row(shard: str, name: str, **values: Any) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from tune_model.extract.checkpoint_names import checkpoint_names
 from tune_model.extract.request import Phase, Request, TransformersSource
-from tune_model.extract.trace_transformers import trace_transformers
-from tune_model.runtime.executor import Executor
+from tune_model.extract.tracing.transformers_model import trace_transformers
+from tune_model.runtime.execution.executor import Executor
 from tune_model.runtime.replay import Replay
-from tune_model.runtime.weights import bind_weights
+from tune_model.runtime.weights.transforms import bind_weights
 
 
 def saved(tmp_path, model_type, auto=AutoModel, **fields):

@@ -8,7 +8,7 @@ import pytest
 import small_models
 import torch
 
-from tune_model.extract.equivalence import check_equivalence
+from tune_model.extract.checking.equivalence import check_equivalence
 from tune_model.extract.plan import Extraction, extract, lower
 from tune_model.extract.request import Phase, Request, TransformersSource
 from tune_model.extract.task import Plan

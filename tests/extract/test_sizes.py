@@ -4,7 +4,7 @@ from sympy import Symbol
 from torch.utils._sympy import functions as f
 
 from tune_model.extract.sizes import SizePrinter, is_row_major
-from tune_model.extract.trace import TraceError
+from tune_model.extract.tracing.front_end import TraceError
 from tune_model.runtime.expression import evaluate
 
 S, T = Symbol("s7", integer=True, positive=True), Symbol("s9", integer=True, positive=True)

@@ -8,7 +8,7 @@ from tune_model.extract.regions.group import group
 from tune_model.extract.request import FactorySource, Phase, Request
 from tune_model.extract.task import NumericRules
 from tune_model.extract.tasks import collect, grid_points
-from tune_model.extract.trace import GridError
+from tune_model.extract.tracing.front_end import GridError
 from tune_model.runtime.program import (
     Call,
     Form,

@@ -21,8 +21,8 @@ from tune_model.package.load import (
 from tune_model.package.system import DeviceError
 from tune_model.package.write import write_artifact
 from tune_model.runtime.coverage import NotTunedError
-from tune_model.runtime.operators import OperatorError
-from tune_model.runtime.weights import WeightError
+from tune_model.runtime.operators.allowed import OperatorError
+from tune_model.runtime.weights.transforms import WeightError
 
 
 def error_of(output: torch.Tensor, x: torch.Tensor) -> float:

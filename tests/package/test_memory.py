@@ -16,7 +16,7 @@ from hand_made import (
 )
 
 from tune_model.package.memory import activation_bytes, plan_memory
-from tune_model.runtime.executor import Executor
+from tune_model.runtime.execution.executor import Executor
 from tune_model.runtime.kernel import Kernel, Workspace
 from tune_model.runtime.program import fingerprint
 from tune_model.runtime.replay import Entry, Replay

@@ -11,7 +11,7 @@ from untuned import untuned
 
 from tune_model.extract.plan import extract
 from tune_model.extract.request import ExportedSource, ModelInput, ModelSource, Phase, Request, TransformersSource
-from tune_model.extract.trace_exported import ExportedModule
+from tune_model.extract.tracing.exported import ExportedModule
 from tune_model.package.contents import ArtifactContents
 from tune_model.package.verification.original import OriginalError, build_original
 from tune_model.package.verify import verify

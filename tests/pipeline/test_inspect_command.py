@@ -10,8 +10,8 @@ import pytest
 from tune_model.package.write import write_artifact
 from tune_model.pipeline import cli
 from tune_model.tune.candidate import Candidate
-from tune_model.tune.descent import Footprint, Tried
-from tune_model.tune.record import Trail
+from tune_model.tune.records.facts import Trail
+from tune_model.tune.search.descent import Footprint, Tried
 
 START, FASTER = (("unroll", 1),), (("unroll", 2),)
 

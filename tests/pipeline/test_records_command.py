@@ -11,7 +11,7 @@ from record_writer import timing
 from tune_model.package.write import write_artifact
 from tune_model.pipeline import cli
 from tune_model.tune.candidate import Candidate, Rejected
-from tune_model.tune.records import Finalist, Outcome, Records, Refusal
+from tune_model.tune.records.database import Finalist, Outcome, Records, Refusal
 
 GEMV = Candidate("gemv", (("n", 2),))
 

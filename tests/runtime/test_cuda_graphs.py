@@ -15,11 +15,11 @@ from hand_made import (
     softmax_weights,
 )
 
-from tune_model.runtime.executor import Executor, InputError
-from tune_model.runtime.graphs import GraphPool, GraphRunner
+from tune_model.runtime.execution.executor import Executor, InputError
+from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.runtime.tuned import ModelParts, TunedModel
-from tune_model.runtime.weights import bind_weights
+from tune_model.runtime.weights.transforms import bind_weights
 
 pytestmark = pytest.mark.gpu
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from hand_made import f32
 
-from tune_model.runtime.binding import BoundKernel, bind_kernel
-from tune_model.runtime.cuda_driver import DriverError
+from tune_model.runtime.execution.binding import BoundKernel, bind_kernel
 from tune_model.runtime.kernel import CudaLaunch, Integer, Kernel, Null, Pointer, Scalar
-from tune_model.runtime.machine_code import CodeLoader
+from tune_model.runtime.launch.cuda_driver import DriverError
+from tune_model.runtime.launch.machine_code import CodeLoader
 from tune_model.runtime.program import Form, Parameter, TensorType
 
 pytestmark = pytest.mark.gpu
@@ -126,7 +126,7 @@ def test_a_kernel_with_more_than_48_kb_of_shared_memory():
 FIRST_CALL = """
 import pickle, sys, torch
 from pathlib import Path
-from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.execution.binding import bind_kernel
 kernel, code, form = pickle.loads(Path(sys.argv[1]).read_bytes())
 x, y, out = (torch.full((1000,), float(i), device="cuda") for i in range(3))
 run = bind_kernel(kernel, form, code, torch.device("cuda"))

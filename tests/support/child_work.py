@@ -57,7 +57,7 @@ def work(connection: Connection, pids: Path) -> None:
 
 def start_and_wait(pids: Path) -> None:
     """Be a tuner: have a child that has started another process, tell, and wait to be killed."""
-    from tune_model.tune.child import Child
+    from tune_model.tune.processes.child import Child
 
     child = Child(work, (pids,), "test")
     child.connection.send("linger")

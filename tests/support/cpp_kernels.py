@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tune_model.runtime.cpu_library import find_entry, load_library
 from tune_model.runtime.expression import evaluate
+from tune_model.runtime.launch.cpu_library import find_entry, load_library
 from tune_model.runtime.program import Form, Parameter
 from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.cpp.compile import compile_library, header

@@ -6,10 +6,10 @@ import torch
 from form_builder import run_results
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes, unmet
-from tune_model.runtime.weights import pack_weight
+from tune_model.runtime.weights.transforms import pack_weight
 from tune_model.tune.candidate import Built, Effort, Family
 from tune_model.tune.target import Target
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tune_model.runtime.invoke import prepare_call
+from tune_model.runtime.execution.invoke import prepare_call
 from tune_model.runtime.program import Call, Form
 from tune_model.runtime.replay import contiguous_strides
 

@@ -12,7 +12,7 @@ import torch
 from form_builder import FormBuilder
 
 from tune_model.extract.task import NumericRules, Plan, Task
-from tune_model.runtime.executor import Executor
+from tune_model.runtime.execution.executor import Executor
 from tune_model.runtime.program import (
     Apply,
     Form,
@@ -27,7 +27,7 @@ from tune_model.runtime.program import (
     fingerprint,
 )
 from tune_model.runtime.replay import Entry, Replay
-from tune_model.runtime.weights import bind_weights
+from tune_model.runtime.weights.transforms import bind_weights
 from tune_model.tune.candidate import Built, Candidate, Config, Effort, Family, label
 from tune_model.tune.relayout import apply_layouts
 from tune_model.tune.target import Target

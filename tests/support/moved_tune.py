@@ -30,8 +30,8 @@ def main(folder: Path) -> None:
 
     import tune_model
     from tune_model.tune.candidate import Effort
+    from tune_model.tune.machine.probe import probe_target
     from tune_model.tune.options import TuneOptions
-    from tune_model.tune.probe import probe_target
     from tune_model.tune.tuner import tune
 
     options = TuneOptions(folder / "records.sqlite", folder / "kernels", Effort.QUICK, isolate=False)

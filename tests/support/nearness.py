@@ -7,7 +7,7 @@ import torch
 from form_builder import run_results
 
 from tune_model.runtime.program import Form
-from tune_model.tune.reference import expect
+from tune_model.tune.measuring.reference import expect
 
 CPU = torch.device("cpu")
 

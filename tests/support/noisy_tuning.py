@@ -10,7 +10,7 @@ from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import bind_form, fingerprint
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.choice import Choice, Measurement, Tuning
-from tune_model.tune.interval import paired_ratio, percentile
+from tune_model.tune.measuring.interval import paired_ratio, percentile
 from tune_model.tune.target import Target
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.export import Dim
 
-from tune_model.extract.import_graph import Interface, NamedInput, import_program
-from tune_model.runtime.executor import Executor
+from tune_model.extract.tracing.import_graph import Interface, NamedInput, import_program
+from tune_model.runtime.execution.executor import Executor
 from tune_model.runtime.program import Program
 from tune_model.runtime.replay import Replay
-from tune_model.runtime.weights import bind_weights
+from tune_model.runtime.weights.transforms import bind_weights
 
 Example = tuple[torch.Tensor, tuple[int | str, ...]]
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tune_model.tune.candidate import Candidate
-from tune_model.tune.records import Records, Timing
+from tune_model.tune.records.database import Records, Timing
 
 
 def timing(us: float, rung: int = 0, name: str = "gemv") -> Timing:

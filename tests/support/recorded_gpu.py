@@ -17,7 +17,7 @@ from tune_model.extract.task import Plan, PlannedTask, Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Candidate, Config, Effort, Rejected
 from tune_model.tune.device import Bench, Passed, Samples
-from tune_model.tune.policy import Rung
+from tune_model.tune.measuring.policy import Rung
 from tune_model.tune.target import Target
 
 PATH = Path(__file__).parents[1] / "data" / "llama-3-8b.h200.tuning.jsonl.gz"

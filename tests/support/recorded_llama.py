@@ -17,8 +17,8 @@ from tune_model.pipeline.request import make_request
 from tune_model.runtime.kernel import Kernel
 from tune_model.tune.candidate import Candidate, Rejected
 from tune_model.tune.choice import Choice, Measurement, Tuning
-from tune_model.tune.descent import Rules, descend
-from tune_model.tune.record import Trail
+from tune_model.tune.records.facts import Trail
+from tune_model.tune.search.descent import Rules, descend
 from tune_model.tune.target import CudaTarget
 
 HEADER, RECORDINGS = read()

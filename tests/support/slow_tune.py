@@ -10,8 +10,8 @@ from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.device import Samples
 from tune_model.tune.events import Event
 from tune_model.tune.families.aten import FAMILY as ATEN
+from tune_model.tune.measuring.policy import Rung
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.policy import Rung
 
 
 class Slow(RecordedDevice):

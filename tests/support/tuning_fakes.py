@@ -26,7 +26,7 @@ from tune_model.runtime.program import (
 )
 from tune_model.tune.candidate import ALL_KINDS, Built, Candidate, Config, Effort, Rejected
 from tune_model.tune.device import Bench, Device, Passed, Samples
-from tune_model.tune.policy import Rung
+from tune_model.tune.measuring.policy import Rung
 from tune_model.tune.target import CpuTarget, Target
 
 TARGET = CpuTarget("x86_64", ("avx2",), "Test CPU", 1, 1 << 20, 1 << 25, "g++ 12.2", "2.13")

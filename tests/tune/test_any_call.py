@@ -6,7 +6,7 @@ from matmul_calls import CALLS, Call, Server, first_builds, form_of
 
 from tune_model.runtime.program import Form
 from tune_model.tune.families import family_named
-from tune_model.tune.probe_cpu import probe_cpu
+from tune_model.tune.machine.cpu import probe_cpu
 from tune_model.tune.target import CudaTarget, Target
 
 SIZES = (1, 16, 64)

@@ -18,10 +18,10 @@ from tune_model.tune.device import Bench, Passed, Samples
 from tune_model.tune.estimate import floor_us
 from tune_model.tune.events import Event, TaskStarted
 from tune_model.tune.families.aten import FAMILY as ATEN
+from tune_model.tune.measuring.policy import Rung
+from tune_model.tune.measuring.worker import DeviceWorker
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.policy import Rung
 from tune_model.tune.tuner import tune_with
-from tune_model.tune.worker import DeviceWorker
 from tune_model.tune.workshop import Workshop
 
 

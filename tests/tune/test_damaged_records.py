@@ -12,9 +12,9 @@ import pytest
 from record_writer import count_rescued, timing, write_many
 
 from tune_model.tune.candidate import Candidate
-from tune_model.tune.records import Finalist, Outcome, Records, RecordsError, Row, _set_aside
-from tune_model.tune.salvage import salvage
-from tune_model.tune.storage import exclusive, network_file_system
+from tune_model.tune.records.database import Finalist, Outcome, Records, RecordsError, Row, _set_aside
+from tune_model.tune.records.salvage import salvage
+from tune_model.tune.records.storage import exclusive, network_file_system
 
 SPAWN = multiprocessing.get_context("spawn")
 COUNT = 400
@@ -268,7 +268,7 @@ def test_network_file_systems_are_recognised(tmp_path: Path, place: str, kind: s
 
 
 def test_over_a_network_the_old_journal_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tune_model.tune.records.network_file_system", lambda _path: "nfs4")
+    monkeypatch.setattr("tune_model.tune.records.database.network_file_system", lambda _path: "nfs4")
     records = Records(tmp_path / "records.sqlite")
     assert records.connection.execute("pragma journal_mode").fetchone() == ("delete",)
     records.add("k", "task", timing(1.0))

@@ -1,10 +1,10 @@
 from tuning_fakes import TARGET, FakeFamily, Refusing, linear_plan
 
 from tune_model.tune.candidate import Effort
-from tune_model.tune.descent import expected_count
 from tune_model.tune.estimate import estimate, estimate_seconds, program_bytes
 from tune_model.tune.families.aten import FAMILY as ATEN
-from tune_model.tune.probe_cuda import offline_cuda
+from tune_model.tune.machine.cuda import offline_cuda
+from tune_model.tune.search.descent import expected_count
 
 
 def test_candidates_are_those_of_the_families_that_accept():

@@ -13,15 +13,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from reliability_trials.hostile import KINDS, GoodFamily, HostileFamily
 
-from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.tune.candidate import Built
 from tune_model.tune.choice import Choice
 from tune_model.tune.families.aten import FAMILY as ATEN
+from tune_model.tune.machine.probe import probe_target
+from tune_model.tune.measuring.worker import DeviceWorker
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.probe import probe_target
-from tune_model.tune.processes import children_of
+from tune_model.tune.processes.tree import children_of
 from tune_model.tune.tuner import tune_with
-from tune_model.tune.worker import DeviceWorker
 from tune_model.tune.workshop import Workshop
 
 TARGET = probe_target("cpu")

@@ -15,13 +15,13 @@ from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.device import Bench, Passed, Samples
 from tune_model.tune.families import families_for
 from tune_model.tune.families.aten import FAMILY as ATEN
-from tune_model.tune.interval import percentile
+from tune_model.tune.machine.probe import probe_target
+from tune_model.tune.measuring.interval import percentile
+from tune_model.tune.measuring.policy import policy_for
+from tune_model.tune.measuring.worker import DeviceWorker
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.policy import policy_for
-from tune_model.tune.probe import probe_target
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.tuner import tune_with
-from tune_model.tune.worker import DeviceWorker
 from tune_model.tune.workshop import Workshop
 
 PLAN = linear_plan(8)

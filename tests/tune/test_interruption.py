@@ -11,7 +11,7 @@ import pytest
 import slow_tune
 from tuning_fakes import alive
 
-from tune_model.tune.records import Records
+from tune_model.tune.records.database import Records
 
 
 def start(folder: Path) -> subprocess.Popen[str]:

@@ -12,12 +12,12 @@ from recorded_gpu import RecordedGpu, Recording, families_of, plan_of, read
 from tuning_fakes import linear_plan, without_times
 
 from tune_model.tune.candidate import Candidate, Config
-from tune_model.tune.descent import descend
-from tune_model.tune.layouts import settle_layouts
+from tune_model.tune.measuring.policy import policy_for
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.policy import policy_for
-from tune_model.tune.race import RaceRules, race
-from tune_model.tune.records import Finalist
+from tune_model.tune.records.database import Finalist
+from tune_model.tune.search.descent import descend
+from tune_model.tune.search.layouts import settle_layouts
+from tune_model.tune.search.race import RaceRules, race
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.tuner import tune_with
 from tune_model.tune.workshop import Workshop

@@ -6,10 +6,10 @@ import pytest
 import torch
 from tuning_fakes import linear_plan, without_times
 
-from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.tune.candidate import Effort
+from tune_model.tune.machine.probe import probe_target
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.probe import probe_target
 from tune_model.tune.relayout import relaid_form, relay
 from tune_model.tune.tuner import tune
 

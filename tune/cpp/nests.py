@@ -15,7 +15,7 @@ from tune_model.tune.loops.graph import passes
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
 from tune_model.tune.loops.rounding import elide_rounding
-from tune_model.tune.search_order import LIMITS, thin
+from tune_model.tune.search.order import LIMITS, thin
 from tune_model.tune.target import CpuTarget, Target
 
 __all__ = ["build_nest", "nest_for", "nest_space", "shape_of"]

@@ -12,7 +12,7 @@ from tune_model.tune.cpp.emit import Printed, Unprintable
 from tune_model.tune.cpp.gemv import MOST_ROWS, GemvShape, print_gemv
 from tune_model.tune.cpp.library import build_gemv
 from tune_model.tune.loops.epilogue import Epilogue, lower_epilogue
-from tune_model.tune.search_order import thin
+from tune_model.tune.search.order import thin
 from tune_model.tune.target import CpuTarget, Target
 
 __all__ = ["FAMILY", "CppGemv"]

@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from tune_model.extract.task import Task
-from tune_model.runtime.cublaslt import ALIGNMENT, Problem
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.kernel import (
     Aligned,
@@ -23,6 +22,7 @@ from tune_model.runtime.kernel import (
     Within,
     Workspace,
 )
+from tune_model.runtime.launch.cublaslt import ALIGNMENT, Problem
 from tune_model.runtime.program import FormKind
 from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
@@ -30,7 +30,7 @@ from tune_model.tune.families.triton_epilogue import rest_launch
 from tune_model.tune.library_algorithms import LibraryChoice, library_version, proposals, variations
 from tune_model.tune.loops.rest import MatmulParts, RestKernel, lower_rest, take_apart
 from tune_model.tune.relayout import TRANSPOSED
-from tune_model.tune.search_order import LIMITS, thin
+from tune_model.tune.search.order import LIMITS, thin
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 

@@ -15,7 +15,7 @@ from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.families.triton_epilogue import rest_launch
 from tune_model.tune.loops.rest import MatmulParts, RestKernel, lower_halves, take_apart
 from tune_model.tune.relayout import TRANSPOSED, Layouts
-from tune_model.tune.search_order import thin
+from tune_model.tune.search.order import thin
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, Launch, build_kernel
 from tune_model.tune.triton.matmul_plan import transposed_weight

@@ -14,7 +14,7 @@ from tune_model.runtime.kernel import Requirement, Within, Workspace
 from tune_model.runtime.program import FormKind, Ref
 from tune_model.tune.attention import AttentionForm, read_attention
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import LIMITS, thin, with_dependent_launch
+from tune_model.tune.search.order import LIMITS, thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.attention_arguments import new_tokens, padded, size_of, stride_of
 from tune_model.tune.triton.compile import Options

@@ -15,7 +15,7 @@ from tune_model.runtime.program import Call, FormKind, Ref
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.rest import MatmulParts, RestKernel, lower_rest, take_apart
 from tune_model.tune.relayout import TRANSPOSED, Layouts
-from tune_model.tune.search_order import thin
+from tune_model.tune.search.order import thin
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, SizeOf, Slot, build_kernel

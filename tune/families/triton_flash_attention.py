@@ -13,7 +13,7 @@ from tune_model.runtime.kernel import Requirement, Within
 from tune_model.runtime.program import FormKind, Parameter
 from tune_model.tune.attention import AttentionForm, read_attention
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import thin, with_dependent_launch
+from tune_model.tune.search.order import thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.attention_arguments import (
     append_launch,

@@ -6,7 +6,7 @@ from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.relayout import TRANSPOSED
-from tune_model.tune.search_order import interleave, thin, with_prefetch
+from tune_model.tune.search.order import interleave, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.descriptor_plan import descriptor_plan, refusal
 from tune_model.tune.triton.descriptor_space import descriptor_space

@@ -12,7 +12,7 @@ from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
 from tune_model.tune.loops.rounding import elide_rounding
-from tune_model.tune.search_order import LIMITS, thin, with_dependent_launch
+from tune_model.tune.search.order import LIMITS, thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Constant, KernelPlan, Launch, SizeOf, build_kernel

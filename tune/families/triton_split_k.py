@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tune_model.extract.task import Task
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search_order import SHORT_BYTES, thin, with_prefetch
+from tune_model.tune.search.order import SHORT_BYTES, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import Product, read_product, split_k_plan, transposed_weight

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from tune_model.tune.building.scratch import compiler_cache
 from tune_model.tune.candidate import Rejected
-from tune_model.tune.scratch import compiler_cache
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.triton.cubin import read_usage
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from tune_model.tune.candidate import Config
 from tune_model.tune.relayout import TRANSPOSED
-from tune_model.tune.search_order import interleave
+from tune_model.tune.search.order import interleave
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.triton.matmul_plan import ELEMENT_BYTES, Product
 

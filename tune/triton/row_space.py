@@ -13,7 +13,7 @@ from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Config, Effort
 from tune_model.tune.loops.ir import Load, LoopNest
-from tune_model.tune.search_order import LIMITS, thin, with_dependent_launch
+from tune_model.tune.search.order import LIMITS, thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.triton.launch import SizeOf
 

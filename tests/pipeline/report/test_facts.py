@@ -14,8 +14,8 @@ from tune_model.pipeline.report.source import from_artifact, from_contents
 from tune_model.pipeline.report.words import verdict
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.choice import Measurement
-from tune_model.tune.descent import Footprint, Tried
-from tune_model.tune.record import Trail
+from tune_model.tune.records.facts import Trail
+from tune_model.tune.search.descent import Footprint, Tried
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hand_made import (
     language_weights,
 )
 
-from tune_model.runtime.executor import InputError
+from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.generation.decoder import context_hint
 from tune_model.runtime.generation.sampling import Sampling
 from tune_model.runtime.kv_cache import KVCache

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tune_model.runtime.executor import InputError
+from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.generation.sampling import Needs, Sampling, SamplingRows, needs_of, pick
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hand_made import MAX_LENGTH, empty_replay, language_greedy, language_model, language_weights
 
-from tune_model.runtime.executor import InputError
+from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.generation.completion import Completion, Generation
 from tune_model.runtime.generation.sampling import Sampling
 from tune_model.runtime.generation.scheduler import Scheduler

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tune_model.runtime.cpu_library import find_entry, load_library
+from tune_model.runtime.launch.cpu_library import find_entry, load_library
 from tune_model.tune.candidate import Rejected
 from tune_model.tune.cpp.compile import (
     CompilerMissingError,
@@ -15,7 +15,7 @@ from tune_model.tune.cpp.compile import (
     digest,
 )
 from tune_model.tune.cpp.library import full_source
-from tune_model.tune.probe_cpu import probe_cpu
+from tune_model.tune.machine.cpu import probe_cpu
 
 TARGET = probe_cpu()
 SOURCE = full_source(

@@ -9,7 +9,7 @@ from nearness import assert_near
 from tune_model.extract.task import NumericRules, Task
 from tune_model.tune.candidate import Built
 from tune_model.tune.families import cpp_pointwise, cpp_rows
-from tune_model.tune.probe_cpu import probe_cpu
+from tune_model.tune.machine.cpu import probe_cpu
 
 TARGET = probe_cpu()
 

@@ -8,7 +8,7 @@ from tune_model.runtime.program import Form
 from tune_model.tune.cpp.emit import Shape
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
-from tune_model.tune.probe_cpu import probe_cpu
+from tune_model.tune.machine.cpu import probe_cpu
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tune_model.tune.cpp.shared_rows import can_share
 from tune_model.tune.families import cpp_rows
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
-from tune_model.tune.probe_cpu import probe_cpu
+from tune_model.tune.machine.cpu import probe_cpu
 from tune_model.tune.target import CpuTarget
 
 TARGET = probe_cpu()

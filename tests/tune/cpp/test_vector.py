@@ -10,7 +10,7 @@ from form_builder import FormBuilder
 from tune_model.runtime.program import Form
 from tune_model.tune.cpp.columns import Shape
 from tune_model.tune.loops.lower import lower
-from tune_model.tune.probe_cpu import probe_cpu
+from tune_model.tune.machine.cpu import probe_cpu
 
 COUNT = 400_003
 FUNCTIONS = ("exp", "erf", "tanh", "sigmoid")

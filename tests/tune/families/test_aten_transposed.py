@@ -7,7 +7,7 @@ from form_runs import fill, relative_error, run_body
 from product_forms import batched, linear, matrices, product
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.runtime.program import Form
 from tune_model.tune.candidate import Built, Rejected
 from tune_model.tune.families.aten_transposed import FAMILY

@@ -6,7 +6,7 @@ from matmul_forms import LINEAR_FORMS, plain
 from tune_model.extract.task import NumericRules, Task
 from tune_model.tune.candidate import Effort, Rejected
 from tune_model.tune.families import cpp_gemv
-from tune_model.tune.probe_cpu import probe_cpu
+from tune_model.tune.machine.cpu import probe_cpu
 
 TARGET = probe_cpu()
 

@@ -10,7 +10,7 @@ from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.program import Form
 from tune_model.tune.candidate import Built, Effort, Rejected
 from tune_model.tune.families import cpp_pointwise, cpp_rows
-from tune_model.tune.probe_cpu import probe_cpu
+from tune_model.tune.machine.cpu import probe_cpu
 from tune_model.tune.target import CudaTarget
 
 TARGET = probe_cpu()

@@ -10,17 +10,17 @@ from form_runs import fill, relative_error, run_body
 from product_forms import linear
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.runtime.binding import bind_kernel
-from tune_model.runtime.cublaslt import CublasLtError, Problem, installed_version, open_cublaslt
-from tune_model.runtime.dispatch import Dispatcher, Site
+from tune_model.runtime.execution.binding import bind_kernel
+from tune_model.runtime.execution.dispatch import Dispatcher, Site
 from tune_model.runtime.kernel import Kernel, LibraryAlgorithm, LibraryMatmul
-from tune_model.runtime.machine_code import CodeLoader
+from tune_model.runtime.launch.cublaslt import CublasLtError, Problem, installed_version, open_cublaslt
+from tune_model.runtime.launch.machine_code import CodeLoader
 from tune_model.runtime.program import Form, fingerprint
 from tune_model.runtime.replay import Entry, Replay
 from tune_model.tune.candidate import Built, Effort, Rejected
 from tune_model.tune.families.cublaslt import FAMILY
 from tune_model.tune.library_algorithms import proposals, variations
-from tune_model.tune.probe_cuda import offline_cuda
+from tune_model.tune.machine.cuda import offline_cuda
 from tune_model.tune.relayout import relaid_form, relay
 
 WEIGHT = Problem(48, 512, 1024, 1024, 1024, 512, "bfloat16", b_by_columns=True)

@@ -7,7 +7,7 @@ from form_runs import fill, relative_error, run_body
 from product_forms import linear
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.runtime.kernel import CudaLaunch, Pointer
 from tune_model.runtime.program import Call
 from tune_model.runtime.replay import slot_sizes, unmet

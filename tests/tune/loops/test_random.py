@@ -7,7 +7,7 @@ from region_trials import Trial, trial
 
 from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.cpp.columns import Shape
-from tune_model.tune.probe_cpu import probe_cpu
+from tune_model.tune.machine.cpu import probe_cpu
 
 
 def regions(seeds: range) -> list[Trial]:

@@ -7,7 +7,7 @@ from devices import current_cuda_target
 from form_runs import fill, relative_error, run_body
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.runtime.program import Form
 from tune_model.tune.candidate import Built, Candidate, Effort, label
 from tune_model.tune.families import sdpa, triton_decode_attention, triton_flash_attention

@@ -18,7 +18,7 @@ from tune_model.runtime.expression import evaluate
 from tune_model.runtime.kernel import Aligned, CudaLaunch, Multiple, Null, Within
 from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes, unmet
-from tune_model.tune.built_file import build_candidate, read_built
+from tune_model.tune.building.built_file import build_candidate, read_built
 from tune_model.tune.candidate import Built, Candidate, Effort, Rejected
 from tune_model.tune.families import family_named
 from tune_model.tune.triton.cubin import read_usage
@@ -149,7 +149,7 @@ def test_the_same_candidate_gives_the_same_bytes_in_another_process_and_folder(t
 import msgspec
 from pathlib import Path
 from tune_model.extract.task import Task
-from tune_model.tune.built_file import build_candidate
+from tune_model.tune.building.built_file import build_candidate
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.target import CudaTarget
 task, target = msgspec.json.decode(Path({str(request)!r}).read_bytes(), type=tuple[Task, CudaTarget])

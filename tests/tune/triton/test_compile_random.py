@@ -5,7 +5,7 @@ from devices import cuda_target
 from region_trials import Trial, compiled_choice, trial
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.tune.built_file import build_candidate
+from tune_model.tune.building.built_file import build_candidate
 from tune_model.tune.candidate import Built, Candidate
 
 

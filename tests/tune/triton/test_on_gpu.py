@@ -13,12 +13,12 @@ from product_forms import batched, linear, matrices, product
 from row_forms import argmax, gelu_chain, rms_norm, softmax
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes, unmet
 from tune_model.tune.candidate import Built, Candidate, Effort, label
 from tune_model.tune.families import families_for, family_named
-from tune_model.tune.inputs import copy_layout
+from tune_model.tune.measuring.inputs import copy_layout
 from tune_model.tune.relayout import relaid_form, relay
 from tune_model.tune.target import CpuTarget
 

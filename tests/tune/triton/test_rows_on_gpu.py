@@ -10,7 +10,7 @@ from nearness import assert_near
 from row_forms import argmax, gelu_chain, rms_norm, softmax
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.runtime.program import Form
 from tune_model.tune.candidate import Built, Candidate, Effort, label
 from tune_model.tune.families import triton_pointwise, triton_rows, triton_split_rows

@@ -5,9 +5,9 @@ from devices import cuda_target
 from form_runs import fill, relative_error, run_body
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.runtime.binding import bind_kernel
+from tune_model.runtime.execution.binding import bind_kernel
 from tune_model.runtime.kernel import CudaLaunch
-from tune_model.runtime.operators import resolve
+from tune_model.runtime.operators.allowed import resolve
 from tune_model.runtime.program import Call
 from tune_model.tune.candidate import Effort
 from tune_model.tune.families.sdpa import FAMILY

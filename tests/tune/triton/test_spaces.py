@@ -9,7 +9,7 @@ from product_forms import batched, linear
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.program import Form
-from tune_model.tune.built_file import build_candidate
+from tune_model.tune.building.built_file import build_candidate
 from tune_model.tune.candidate import Built, Candidate, Config, Effort, Rejected
 from tune_model.tune.families import families_for, family_named
 

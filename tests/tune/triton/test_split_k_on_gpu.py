@@ -7,7 +7,7 @@ from form_runs import fill, relative_error, run_body
 from product_forms import linear
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.runtime.binding import BoundKernel, bind_kernel
+from tune_model.runtime.execution.binding import BoundKernel, bind_kernel
 from tune_model.tune.candidate import Built, Effort
 from tune_model.tune.families import triton_split_k
 from tune_model.tune.relayout import relaid_form, relay

@@ -1,0 +1,1 @@
+"""Comparing programs with the eager model."""

@@ -1,0 +1,314 @@
+"""Builds models without memory for their weights: parameters are fake CPU tensors, buffers hold real values.
+
+Parameters move to the meta device as modules register them, so a constructor computes its buffers (rotary frequencies,
+position ids) for real, while an 8-billion-parameter model takes seconds and no memory. Fake tensors replace the meta
+ones for tracing: plain meta tensors lose constants that `forward` makes on its input's device.
+"""
+
+import copy
+import difflib
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from tune_model.extract.request import FactorySource, TransformersSource
+from tune_model.extract.tracing.front_end import SourceError, UnknownAttentionError
+
+__all__ = [
+    "Built",
+    "build_factory",
+    "build_real",
+    "build_transformers",
+    "first_line",
+    "load_config",
+    "make_fake",
+    "parameters_on_meta",
+    "torch_dtype",
+    "weight_names",
+]
+
+_log = logging.getLogger(__name__)
+
+_SHOWN = 300
+"""Characters of a foreign error that are shown."""
+
+_AUTO_CLASSES = {"causal-lm": "AutoModelForCausalLM", "encoder": "AutoModel", "forward": "AutoModel"}
+
+
+class Built(NamedTuple):
+    """A model ready to be traced.
+
+    Attributes:
+        module: In eval mode; parameters are fake CPU tensors.
+        mode: The fake mode they belong to; inputs must be made in it.
+    """
+
+    module: torch.nn.Module
+    mode: FakeTensorMode
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the dtype called `name`.
+
+    Raises:
+        SourceError: There is none.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SourceError(f"dtype is {name!r}; expected one of torch's, such as float32, bfloat16 or float16")
+    return dtype
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Make every parameter that a module registers a meta tensor; buffers stay real."""
+
+    def move(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter | None) -> torch.nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return None
+        return torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+
+    handle = register_module_parameter_registration_hook(move)  # type: ignore[arg-type] # torch's annotation is wrong
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def make_fake(module: torch.nn.Module) -> Built:
+    """Replace meta parameters and persistent buffers by fake CPU tensors, tied ones by the same one, in place."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        found = made.get(id(tensor))
+        if found is None:
+            with mode:
+                found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            if isinstance(tensor, torch.nn.Parameter):
+                found = torch.nn.Parameter(found, requires_grad=False)
+            made[id(tensor)] = found
+        return found
+
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            if parameter is not None:
+                child._parameters[name] = fake(parameter)  # type: ignore[assignment]
+        for name, buffer in child._buffers.items():
+            if buffer is not None and (buffer.is_meta or name not in child._non_persistent_buffers_set):
+                child._buffers[name] = fake(buffer)
+    return Built(module.eval(), mode)
+
+
+def weight_names(module: torch.nn.Module) -> dict[str, str]:
+    """Return the checkpoint name of every parameter and persistent buffer; tied ones share the name that is saved.
+
+    transformers says which of a tied group is the source; elsewhere it is the first in registration order.
+    """
+    sources = {str(s) for s in (getattr(module, "all_tied_weights_keys", None) or {}).values()}
+    tensors = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    saved: dict[int, str] = {}
+    for name, tensor in tensors:
+        if id(tensor) not in saved or (name in sources and saved[id(tensor)] not in sources):
+            saved[id(tensor)] = name
+    return {name: saved[id(tensor)] for name, tensor in tensors}
+
+
+# ------------------------------------------------------------------------------------------------------- transformers
+
+
+def load_config(source: TransformersSource) -> Any:
+    """Return the transformers configuration of a source.
+
+    Raises:
+        SourceError: The folder has no config.json, the model type is unknown, or transformers refuses a field.
+    """
+    from transformers import AutoConfig
+
+    if (source.folder is None) == (source.config is None):
+        raise SourceError("a transformers model needs exactly one of a folder and an inline config")
+    if source.folder is not None:
+        path = Path(source.folder)
+        if not (path / "config.json").is_file():
+            raise SourceError(f"{path} has no config.json; expected the folder of a saved transformers model")
+        return _checked(lambda: AutoConfig.from_pretrained(str(path), local_files_only=True), f"{path / 'config.json'}")
+    fields = dict(source.config or {})
+    model_type = fields.pop("model_type", None)
+    if not isinstance(model_type, str):
+        raise SourceError("the inline model config has no model_type; expected one such as llama or bert")
+    _check_model_type(model_type)
+    return _checked(lambda: AutoConfig.for_model(model_type, **fields), f"the {model_type} config")
+
+
+def _check_model_type(model_type: str) -> None:
+    """Refuse a type that transformers does not know, naming the near ones; its own error lists hundreds."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = list(CONFIG_MAPPING.keys())
+    if model_type not in known:
+        near = difflib.get_close_matches(model_type, known, n=3)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise SourceError(
+            f"transformers {transformers.__version__} knows no model type {model_type!r}; expected one of its"
+            f" {len(known)} types, such as llama or bert{hint}"
+        )
+
+
+def _checked(load: Callable[[], Any], what: str) -> Any:
+    try:
+        return load()
+    except Exception as error:  # the config classes raise whatever their fields' validation raises
+        raise SourceError(f"{what} was refused by transformers: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of a library or of the user's code says, in one line of bounded length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def model_class(source: TransformersSource, config: Any, task: str) -> Any:
+    """Return the class to build: the one named, else for `forward` the config's own, else the task's auto class."""
+    import transformers
+
+    name = source.architecture
+    if name is None and task == "forward":
+        name = next(iter(config.architectures or ()), None)
+    if name is None:
+        return _auto_class(getattr(transformers, _AUTO_CLASSES[task]), config, task)
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise SourceError(
+            f"the model class {name!r} is not in this transformers; expected one such as LlamaForCausalLM"
+        )
+    return found
+
+
+def _auto_class(cls: Any, config: Any, task: str) -> Any:
+    """Return the auto class if it has a model for the configuration; its own error lists all those it has."""
+    if type(config) not in cls._model_mapping:
+        raise SourceError(
+            f"transformers has no {cls.__name__} for {config.model_type}, so it cannot be a {task} model; expected"
+            " another task, or a model class in architecture"
+        )
+    return cls
+
+
+def build_transformers(
+    source: TransformersSource, config: Any, task: str, dtype: str, attention: str
+) -> torch.nn.Module:
+    """Build a transformers model with parameters on meta and real buffers.
+
+    Args:
+        source: Names the class.
+        config: From `load_config`.
+        task: Picks the class where the source names none.
+        dtype: Of the parameters.
+        attention: Name of the attention implementation; registered by the caller.
+
+    Raises:
+        SourceError: transformers cannot build it.
+        UnknownAttentionError: It does not take this attention.
+    """
+    with parameters_on_meta():
+        return _construct(model_class(source, config, task), config, dtype, attention)
+
+
+def build_real(source: TransformersSource, config: Any, task: str, *, at_most: int) -> torch.nn.Module | None:
+    """Build a float32 transformers model with memory, running transformers' own eager attention.
+
+    Args:
+        source: Names the class.
+        config: From `load_config`, or a smaller one.
+        task: Picks the class where the source names none.
+        at_most: Parameters it may have.
+
+    Returns:
+        `None` when it has more.
+
+    Raises:
+        SourceError: transformers cannot build it.
+    """
+    cls = model_class(source, config, task)
+    with parameters_on_meta():
+        size = sum(p.numel() for p in _construct(cls, config, "float32", "eager").parameters())
+    return None if size > at_most else _construct(cls, config, "float32", "eager")
+
+
+def _construct(cls: Any, config: Any, dtype: str, attention: str) -> torch.nn.Module:
+    build = cls.from_config if hasattr(cls, "from_config") else cls._from_config
+    try:
+        with torch.no_grad():
+            # transformers notes the attention in the config it is given.
+            model = build(copy.deepcopy(config), dtype=torch_dtype(dtype), attn_implementation=attention)
+    except (KeyError, ValueError) as error:
+        if error.args == (attention,) or "attention" in str(error).lower():
+            raise UnknownAttentionError(
+                f"{config.model_type} does not take the attention implementation {attention!r}: it keeps its own"
+                " attention classes, so its attention cannot be recognised; expected a model that transformers runs"
+                " with any attention implementation"
+            ) from error
+        raise SourceError(f"transformers could not build {cls.__name__}: {first_line(error)}") from error
+    except Exception as error:  # model constructors raise whatever their code raises
+        raise SourceError(
+            f"transformers could not build {cls.__name__} from the {config.model_type} config: {first_line(error)}"
+        ) from error
+    return model.eval()  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------------------- factories
+
+
+def build_factory(source: FactorySource, dtype: str, *, real: bool = False) -> torch.nn.Module:
+    """Call a factory and convert its module to a dtype.
+
+    Args:
+        source: `package.module:callable` and where to import it from.
+        dtype: Floating-point parameters and buffers are converted to it.
+        real: Keep real parameters; otherwise they are on meta.
+
+    Raises:
+        SourceError: It cannot be imported or called, or returns something else than a module.
+    """
+    module_name, _, attribute = source.factory.partition(":")
+    if not module_name or not attribute:
+        raise SourceError(f"factory is {source.factory!r}; expected package.module:callable")
+    with ExitStack() as stack:
+        if source.search_path is not None:
+            if not Path(source.search_path).is_dir():
+                raise SourceError(f"the factory's search path {source.search_path} is not a folder")
+            sys.path.insert(0, source.search_path)
+            stack.callback(sys.path.remove, source.search_path)
+            importlib.invalidate_caches()
+        try:
+            factory = importlib.import_module(module_name)
+            for part in attribute.split("."):
+                factory = getattr(factory, part)
+        except (Exception, SystemExit) as error:  # importing runs the user's code
+            raise SourceError(f"the factory {source.factory} could not be imported: {first_line(error)}") from error
+        if not callable(factory):
+            raise SourceError(f"the factory {source.factory} is a {type(factory).__name__}; expected a callable")
+        if not real:
+            stack.enter_context(parameters_on_meta())
+        try:
+            with torch.no_grad():
+                made = factory()
+        except (Exception, SystemExit) as error:  # the user's code
+            raise SourceError(
+                f"the factory {source.factory} failed: {type(error).__name__}: {first_line(error)}"
+            ) from error
+    if not isinstance(made, torch.nn.Module):
+        raise SourceError(f"the factory {source.factory} returned a {type(made).__name__}; expected a torch.nn.Module")
+    return made.to(torch_dtype(dtype)).eval()

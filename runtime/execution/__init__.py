@@ -1,0 +1,1 @@
+"""From a program and a replay table to prepared steps that run."""

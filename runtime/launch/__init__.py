@@ -1,0 +1,1 @@
+"""Machine code: loading it and calling it, on CUDA and on a CPU."""

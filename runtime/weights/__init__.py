@@ -1,0 +1,1 @@
+"""From checkpoints and modules to the tensors that programs read."""

@@ -1,0 +1,111 @@
+import msgspec
+import pytest
+import transformers
+from small_models import DECODERS, SIZES, WHISPER, decoder, forward, inputs
+
+from tune_model.extract.checking.equivalence import EquivalenceError, check_equivalence
+from tune_model.extract.plan import lower
+from tune_model.extract.request import FactorySource, ModelInput, Phase, Request
+from tune_model.extract.tracing.front_end import Trace
+from tune_model.runtime.program import Call
+
+QUICK = ("qwen3", "mistral", "gemma2", "gpt2")  # llama runs below, with regions
+SLOW = tuple(pytest.param(m, marks=pytest.mark.slow) for m in DECODERS if m not in QUICK)
+
+
+def raw(trace: Trace) -> Trace:
+    return trace
+
+
+@pytest.mark.parametrize("model_type", [*QUICK, *SLOW])
+def test_decoders_give_the_logits_of_whole_sequences(model_type):
+    """Prompts of length 1 and 6, decoded together in one cache, against transformers without a cache."""
+    if model_type == "opt" and transformers.__version__ < "5.24":
+        pytest.skip("this version makes a padding mask of ones by itself, which is refused")
+    comparisons = check_equivalence(decoder(model_type), raw)
+    assert {c.program for c in comparisons} == {"prefill", "decode"}
+    assert len(comparisons) >= 10
+
+
+def test_a_decoder_with_regions_gives_them_too():
+    assert check_equivalence(decoder("llama"), lambda trace: lower(trace).trace)
+
+
+def test_a_full_size_configuration_is_shrunk():
+    """Meant sizes come from the configuration's defaults: 8 billion parameters would not fit here."""
+    fields = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32}
+    big = decoder("llama", **fields, intermediate_size=14336, vocab_size=128256, phases=("decode",))
+    assert len(check_equivalence(big, raw)) == 11
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        forward({"model_type": "bert", **SIZES}, batch=(1, 4), sequence=(16, 32)),
+        forward({"model_type": "vit", **SIZES, "image_size": 32}, batch=(1, 4)),
+        forward(WHISPER, architecture="WhisperForConditionalGeneration", batch=(1, 2), sequence=(1, 4)),
+        pytest.param(
+            forward({"model_type": "bloom", **SIZES}, architecture="BloomForCausalLM", batch=(1, 2), sequence=(4, 8)),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            forward({"model_type": "falcon", **SIZES}, architecture="FalconForCausalLM", batch=(1, 2), sequence=(4, 8)),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=lambda r: r.source.config["model_type"],
+)
+def test_single_passes_give_the_model_s_outputs(request_):
+    assert check_equivalence(request_, raw)
+
+
+def test_a_factory_s_module_gives_its_outputs():
+    request = Request(
+        FactorySource("small_models:make_mixed"),
+        "float32",
+        "forward",
+        (Phase("forward", {"rows": (2, 5)}),),
+        inputs(x=("rows", 8)),
+    )
+    assert {c.what.split()[0] for c in check_equivalence(request, raw)} == {"first", "best", "at", "all"}
+
+
+def without(op: str, change):
+    """Sabotage every call of an operator."""
+
+    def sabotage(trace: Trace) -> Trace:
+        steps = tuple(
+            Call(s.op, change(s.args), s.kwargs, s.results) if isinstance(s, Call) and s.op == op else s
+            for s in trace.program.steps
+        )
+        return trace._replace(program=msgspec.structs.replace(trace.program, steps=steps))
+
+    return sabotage
+
+
+@pytest.mark.parametrize(
+    ("model_type", "op", "change"),
+    [
+        ("mistral", "tune_model.cached_attention", lambda a: (*a[:5], 5, a[6])),
+        ("llama", "tune_model.causal_attention", lambda a: (*a[:3], 0.251, *a[4:])),
+        ("llama", "tune_model.append_kv", lambda a: (a[0], a[1], a[2], a[2], a[4])),
+    ],
+)
+def test_a_wrong_program_is_noticed(model_type, op, change):
+    with pytest.raises(EquivalenceError, match="differs from the eager model"):
+        check_equivalence(decoder(model_type), without(op, change))
+
+
+def test_inputs_with_names_and_sizes_of_their_own_are_compared_too():
+    """A speech model's frames are fixed by its configuration, so the small copy has fewer; the words' are free."""
+    request = forward(WHISPER, architecture="WhisperForConditionalGeneration", batch=(1, 2), tokens=(4, 8))
+    features = ModelInput("input_features", ("batch", 80, 40), "float32")
+    tokens = ModelInput("decoder_input_ids", ("batch", "tokens"), "int64")
+    assert check_equivalence(msgspec.structs.replace(request, inputs=(features, tokens)), raw)
+
+
+@pytest.mark.slow
+def test_a_size_that_is_specialised_and_has_one_value_is_compared_at_one_value():
+    config = {"model_type": "mamba", **SIZES}
+    request = forward(config, architecture="MambaForCausalLM", batch=(1, 2), sequence=(4,))
+    assert check_equivalence(request, raw)

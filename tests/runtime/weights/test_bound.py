@@ -1,0 +1,216 @@
+"""Weights that are shared with a module, that age, and that are loaded again."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hand_made import f32, softmax_program
+from safetensors.torch import save_file
+from torch import nn
+
+from tune_model.runtime.program import Concatenate, Pack, Program, Transpose, Weight
+from tune_model.runtime.weights.bound import BoundWeights
+from tune_model.runtime.weights.transforms import WeightError
+
+CPU = torch.device("cpu")
+
+
+class Layer(nn.Module):
+    """Three projections of one input, one that is packed, one transposed, one read as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.packed, self.turned, self.plain, self.again = (
+            nn.Linear(8, n, bias=False) for n in (4, 6, 16, 5, 3, 16)
+        )
+
+
+MERGED = Weight("qk", f32(10, 8), ("q.weight", "k.weight"), (Concatenate(0),))
+PACKED = Weight("packed", f32(16, 8), ("packed.weight",), (Pack("mkldnn"),))
+AGAIN = Weight("again", f32(16, 8), ("again.weight",), (Pack("mkldnn"),))
+TURNED = Weight("turned", f32(5, 8, strides=(1, 5)), ("turned.weight",), (Transpose(),))
+PLAIN = Weight("plain", f32(3, 8), ("plain.weight",))
+ALL = (MERGED, PACKED, AGAIN, TURNED, PLAIN)
+
+
+def programs(*weights: Weight) -> list[Program]:
+    return [msgspec.structs.replace(softmax_program(), weights=weights)]
+
+
+def multiplied(packed: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise(torch.eye(8), packed, None, "none", [], "").T
+
+
+def check_values(bound: BoundWeights, module: Layer) -> None:
+    tensors = bound.tensors
+    assert torch.equal(tensors["qk"], torch.cat([module.q.weight, module.k.weight]))
+    assert torch.equal(tensors["turned"], module.turned.weight)
+    assert torch.equal(tensors["plain"], module.plain.weight)
+    torch.testing.assert_close(multiplied(tensors["packed"]), module.packed.weight.detach())
+    torch.testing.assert_close(multiplied(tensors["again"]), module.again.weight.detach())
+
+
+def test_parameters_become_views_of_what_was_made_of_them():
+    module = Layer()
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    kept = dict(module.named_parameters())
+    bound = BoundWeights(programs(*ALL), module, CPU, share=True)
+    check_values(bound, module)
+    assert module.q.weight.data_ptr() == bound.tensors["qk"].data_ptr()
+    assert module.k.weight.data_ptr() == bound.tensors["qk"][4:].data_ptr()
+    assert module.turned.weight.stride() == (1, 5)
+    assert all(torch.equal(p, before[name]) and p is kept[name] for name, p in module.named_parameters())
+    shared = bound.shared()
+    assert shared.copied == ("again.weight", "packed.weight")
+    assert (shared.shared_bytes, shared.copied_bytes) == ((10 + 5 + 3) * 8 * 4, 2 * 16 * 8 * 4)
+
+
+def test_training_a_shared_module_trains_the_weights():
+    module = Layer()
+    bound = BoundWeights(programs(MERGED, PLAIN), module, CPU, share=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    loss = module.q(torch.ones(1, 8)).sum() + module.plain(torch.ones(1, 8)).sum()
+    loss.backward()
+    optimizer.step()
+    assert torch.equal(bound.tensors["qk"][:4], module.q.weight)
+    assert bound.stale(thorough=True) == ()
+
+
+def test_without_sharing_a_module_is_left_alone():
+    module = Layer()
+    addresses = [p.data_ptr() for p in module.parameters()]
+    bound = BoundWeights(programs(*ALL), module, CPU)
+    assert [p.data_ptr() for p in module.parameters()] == addresses
+    assert bound.shared().copied == ("again.weight", "k.weight", "packed.weight", "q.weight", "turned.weight")
+
+
+def in_place(module: Layer) -> None:
+    with torch.no_grad():
+        module.k.weight.add_(1)
+
+
+def loaded(module: Layer) -> None:
+    module.k.load_state_dict({"weight": torch.zeros(6, 8)})
+
+
+def pointed_elsewhere(module: Layer) -> None:
+    module.k.weight.data = torch.zeros(6, 8)
+
+
+def through_data(module: Layer) -> None:
+    """As adapters are merged by some tools; torch's version counter does not move."""
+    module.k.weight.data += 0.5
+
+
+@pytest.mark.parametrize("change", [in_place, loaded, pointed_elsewhere])
+def test_copies_that_are_out_of_date_are_named(change: object):
+    module = Layer()
+    bound = BoundWeights(programs(*ALL), module, CPU)
+    assert bound.stale() == ()
+    change(module)
+    assert bound.stale() == ("k.weight",)
+
+
+def test_changes_without_a_version_are_found_by_a_thorough_look():
+    module = Layer()
+    bound = BoundWeights(programs(*ALL), module, CPU)
+    through_data(module)
+    assert bound.stale() == ()
+    assert bound.stale(thorough=True) == ("k.weight",)
+
+
+def test_parameters_that_leave_shared_memory_are_named():
+    module = Layer()
+    bound = BoundWeights(programs(*ALL), module, CPU, share=True)
+    in_place(module)
+    assert bound.stale() == ()
+    pointed_elsewhere(module)
+    assert bound.stale() == ("k.weight",)
+
+
+def test_sources_that_are_gone_are_not_asked():
+    bound = BoundWeights(programs(*ALL), Layer().state_dict(), CPU)
+    assert bound.stale(thorough=True) == ()
+    with pytest.raises(WeightError, match="pass the ones to load"):
+        bound.reload()
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_reloading_writes_where_weights_are_and_replaces_what_cannot_be(share: bool):
+    module = Layer()
+    bound = BoundWeights(programs(*ALL), module, CPU, share=share)
+    before = bound.tensors
+    for parameter in module.parameters():
+        parameter.data = torch.randn_like(parameter)
+    assert len(bound.stale()) == 6
+    replaced = bound.reload()
+    check_values(bound, module)
+    assert bound.stale(thorough=True) == ()
+    assert replaced == ({"packed", "again"} if share else {"packed", "again", "plain"})
+    assert all(bound.tensors[n] is before[n] for n in before if n not in replaced)
+
+
+def test_reloading_another_model_leaves_the_first_one_alone(tmp_path: Path):
+    module, other = Layer(), Layer()
+    bound = BoundWeights(programs(*ALL), module, CPU)
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.normal_()
+    save_file(other.state_dict(), tmp_path / "model.safetensors")
+    bound.reload(tmp_path)
+    check_values(bound, other)
+    assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
+
+
+PEAK = """
+import sys, msgspec, torch
+from pathlib import Path
+sys.path.insert(0, {support!r})
+from hand_made import f32, softmax_program
+from tune_model.runtime.weights.bound import BoundWeights
+from tune_model.runtime.program import Concatenate, Pack, Transpose, Weight
+
+def status(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+torch.zeros(1)
+weights = []
+for i in range({layers}):
+    weights.append(Weight(f"qkv{{i}}", f32(768, 1024), (f"q{{i}}", f"k{{i}}", f"v{{i}}"), (Concatenate(0),)))
+    weights.append(Weight(f"t{{i}}", f32(512, 1024, strides=(1, 512)), (f"t{{i}}",), (Transpose(),)))
+    weights.append(Weight(f"p{{i}}", f32(512, 1024), (f"p{{i}}",), {pack}))
+program = msgspec.structs.replace(softmax_program(), weights=tuple(weights))
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
+before = status("VmRSS")
+bound = BoundWeights([program], Path({folder!r}), torch.device("cpu"))
+print((status("VmHWM") - before) * 1024 / bound.size_bytes)
+"""
+
+
+@pytest.mark.parametrize("pack", ["()", "(Pack('mkldnn'),)"], ids=["plain", "packed"])
+def test_loading_takes_little_more_memory_than_the_model(tmp_path: Path, pack: str):
+    """Peak resident memory of a fresh process, over 140 MB of weights that are merged, transposed and packed."""
+    layers = 20
+    shapes = {"q": 256, "k": 256, "v": 256, "t": 512, "p": 512}
+    save_file(
+        {f"{n}{i}": torch.ones(rows, 1024) for i in range(layers) for n, rows in shapes.items()},
+        tmp_path / "model.safetensors",
+    )
+    support = str(Path(__file__).resolve().parent.parent / "support")
+    code = PEAK.format(support=support, layers=layers, pack=pack, folder=str(tmp_path))
+    path = [p for p in sys.path if p]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0.95 < float(done.stdout) < 1.15

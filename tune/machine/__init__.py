@@ -1,0 +1,1 @@
+"""What machine this is, or a typical one to plan for."""

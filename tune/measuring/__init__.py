@@ -1,0 +1,1 @@
+"""Checking and timing candidates: inputs, references, stopwatches, and the process that owns a device."""

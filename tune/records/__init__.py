@@ -1,0 +1,1 @@
+"""The database of measurements: what it holds, by which keys, and how it survives."""

@@ -1,0 +1,1 @@
+"""Races, descents and what decides between their winners."""

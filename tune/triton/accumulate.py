@@ -174,9 +174,10 @@ def _part(tile: Tile, node: Reduce, value: str, inside: str | None) -> str:
     """Return the text of a tile to accumulate: outside it is the identity."""
     dtype = accumulator(tile.nest, node)
     source = f"{value}.to({DTYPES[dtype]})" if node.kind not in {"any", "all"} else f"({value} != 0).to(tl.int32)"
-    # Where all columns are inside, this still broadcasts what does not vary along them to the tile.
+    if inside is None:
+        return f"tl.broadcast_to({source}, {tile.shape})"
     identity = f"tl.full({tile.one}, {identity_of(node.kind, dtype)}, {DTYPES[dtype]})"
-    return f"tl.where({inside or 'columns >= 0'}, {source}, {identity})"
+    return f"tl.where({inside}, {source}, {identity})"
 
 
 def take(tile: Tile, unit: Unit, value: str, inside: str | None) -> list[str]:

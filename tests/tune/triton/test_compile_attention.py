@@ -79,6 +79,7 @@ def test_many_queries_use_hoppers_instructions(form: Form):
     assert "cp.async.cg.shared.global" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [DECODE, FLASH])
 def test_every_corner_of_the_space_compiles(family):
     form = decode_form(**LLAMA, length=2048) if family is DECODE else causal_form(**LLAMA, length=512, max_length=512)

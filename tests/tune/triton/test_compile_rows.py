@@ -126,6 +126,7 @@ def test_few_long_rows_are_split_and_many_are_not():
     assert SPLIT.accepts(Task(gelu_chain(4, 64), NumericRules()), cuda_target()).detail == "nothing is reduced"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [ROWS, SPLIT])
 @pytest.mark.parametrize("form", [layer_norm(16, 131072), argmax(16, 131072)], ids=["layer_norm", "argmax"])
 def test_every_corner_of_the_space_compiles(family: Family, form: Form):

@@ -1,8 +1,8 @@
 from pathlib import Path
 
-import handmade
 import pytest
 import torch
+import two_layers
 from clean_process import run_in_clean_process
 from safetensors.torch import save_file
 from untuned import untuned
@@ -25,13 +25,13 @@ assert tuned.coverage().totals()["miss"] == 0
 
 
 def expected() -> list[float]:
-    return [float(handmade.reference(torch.linspace(-1, 1, rows * 8).reshape(rows, 8)).sum()) for rows in (1, 2, 16)]
+    return [float(two_layers.reference(torch.linspace(-1, 1, rows * 8).reshape(rows, 8)).sum()) for rows in (1, 2, 16)]
 
 
 @pytest.mark.parametrize("path", ["a.tuned", "a.tuned/"])
 def test_an_artifact_loads_and_runs_in_a_clean_process(tmp_path: Path, path: str):
-    artifact = write_artifact(f"{tmp_path}/{path}", handmade.contents())
-    save_file(handmade.weights(), tmp_path / "model.safetensors")
+    artifact = write_artifact(f"{tmp_path}/{path}", two_layers.contents())
+    save_file(two_layers.weights(), tmp_path / "model.safetensors")
     code = LOAD_AND_RUN.format(artifact=str(artifact), weights=str(tmp_path / "model.safetensors"))
     done = run_in_clean_process(code)
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def test_an_artifact_loads_and_runs_in_a_clean_process(tmp_path: Path, path: str
 
 
 def test_embedded_weights_need_nothing_else(tmp_path: Path):
-    artifact = write_artifact(tmp_path / "a.tuned", handmade.contents(weights=handmade.weights()))
+    artifact = write_artifact(tmp_path / "a.tuned", two_layers.contents(weights=two_layers.weights()))
     done = run_in_clean_process(LOAD_AND_RUN.format(artifact=str(artifact), weights=None))
     assert done.returncode == 0, done.stderr
     assert [float(line) for line in done.stdout.split()] == pytest.approx(expected(), rel=1e-5)

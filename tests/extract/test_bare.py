@@ -1,7 +1,7 @@
 """Operators inside fused forms, by themselves."""
 
 import small_models
-from hand_made import call, f32
+from small_programs import call, f32
 
 from tune_model.extract.bare import bare_form, with_bare_forms
 from tune_model.extract.plan import extract

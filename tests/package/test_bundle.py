@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
 import torch
+import two_layers
 
 import tune_model
 from tune_model.package.fingerprints import CpuSystem, CudaSystem, System
@@ -38,21 +38,21 @@ A100 = msgspec.structs.replace(H200, arch=80, name="NVIDIA A100", sm_count=108, 
 
 
 def write_gpu(path: Path, target: CudaTarget, **changes: object) -> Path:
-    """The handmade model as if tuned on a GPU where the plain operators won."""
-    tuning = handmade.tuning(b"")
-    plain = Kernel(handmade.FORM.body)
+    """The two_layers model as if tuned on a GPU where the plain operators won."""
+    tuning = two_layers.tuning(b"")
+    plain = Kernel(two_layers.FORM.body)
     choices = tuple(msgspec.structs.replace(c, kernel=plain) for c in tuning.choices)
     tuning = msgspec.structs.replace(tuning, choices=choices, target=target, code={})
-    return write_artifact(path, handmade.contents(tuning=tuning, **changes))
+    return write_artifact(path, two_layers.contents(tuning=tuning, **changes))
 
 
 @pytest.fixture(scope="module")
 def singles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One artifact for this machine's CPU, with a kernel of its own, and three for GPUs."""
     folder = tmp_path_factory.mktemp("singles")
-    made = {"cpu": write_artifact(folder / "cpu.tuned", handmade.contents(weights=handmade.weights()))}
+    made = {"cpu": write_artifact(folder / "cpu.tuned", two_layers.contents(weights=two_layers.weights()))}
     for name, target in {"h200": H200, "h100": H100, "a100": A100}.items():
-        made[name] = write_gpu(folder / f"{name}.tuned", target, weights=handmade.weights())
+        made[name] = write_gpu(folder / f"{name}.tuned", target, weights=two_layers.weights())
     return made
 
 
@@ -97,9 +97,9 @@ def test_parts_are_the_artifacts_they_were(bundle: Path, singles: dict[str, Path
 
 
 def test_loading_here_takes_the_part_for_this_cpu_and_computes(bundle: Path):
-    x = torch.linspace(-2, 2, handmade.WIDTH).reshape(1, handmade.WIDTH)
+    x = torch.linspace(-2, 2, two_layers.WIDTH).reshape(1, two_layers.WIDTH)
     tuned = tune_model.load(bundle, device="cpu")
-    assert torch.allclose(tuned(x).double(), handmade.reference(x), rtol=1e-5, atol=1e-6)
+    assert torch.allclose(tuned(x).double(), two_layers.reference(x), rtol=1e-5, atol=1e-6)
     assert {row.candidate for row in tuned.coverage().rows()} == {"cpp_small(unroll=8)"}
 
 
@@ -166,7 +166,7 @@ def test_two_for_one_machine_are_refused(singles: dict[str, Path], tmp_path: Pat
 
 def test_other_models_are_refused(singles: dict[str, Path], tmp_path: Path):
     other = write_gpu(tmp_path / "other.tuned", H200, name="another")
-    with pytest.raises(MergeError, match=r"other\.tuned: \$\.name is 'another', but 'handmade' in"):
+    with pytest.raises(MergeError, match=r"other\.tuned: \$\.name is 'another', but 'two_layers' in"):
         merge_artifacts([singles["cpu"], other], tmp_path / "x.tuned")
 
 
@@ -210,7 +210,7 @@ def test_a_bundle_without_a_part_for_this_machine_says_why(singles: dict[str, Pa
         ):
             attempt()
     with pytest.raises(OtherMachineError):
-        tune_model.load(tmp_path / "gpus.tuned", weights=handmade.weights())
+        tune_model.load(tmp_path / "gpus.tuned", weights=two_layers.weights())
     failed = [c for c in verify(tmp_path / "gpus.tuned").checks if c.outcome == "failed"]
     assert [c.name for c in failed] == ["to run: part"]
 
@@ -338,7 +338,7 @@ def test_what_is_damaged_or_superfluous_is_refused(folder: Path, damage: Callabl
 
 
 def test_an_artifact_takes_no_bundles_files(tmp_path: Path):
-    place = write_artifact(f"{tmp_path}/a.tuned/", handmade.contents())
+    place = write_artifact(f"{tmp_path}/a.tuned/", two_layers.contents())
     (place / "blobs").mkdir()
     (place / "blobs" / ("0" * 64)).write_bytes(b"")
     with pytest.raises(ArtifactError, match="listed in manifest"):

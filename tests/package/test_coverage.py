@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
 import torch
+import two_layers
 from settled_tuning import settled
 
 import tune_model
@@ -18,12 +18,12 @@ from tune_model.runtime.kernel import Within
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """Tuned at 1 and 16 rows; the kernel that won at 1 row is legal up to 8 rows only, the plain one anywhere."""
-    tuning = handmade.tuning(handmade.compiled())
+    tuning = two_layers.tuning(two_layers.compiled())
     first, second = tuning.choices
     few = msgspec.structs.replace(first.kernel, requires=(*first.kernel.requires, Within("a0.size0", 1, 8)))
     some = msgspec.structs.replace(second.kernel, requires=(Within("a0.size0", 1, 32),))
     choices = (msgspec.structs.replace(first, kernel=few), msgspec.structs.replace(second, kernel=some))
-    contents = handmade.contents(tuning=msgspec.structs.replace(tuning, choices=choices))
+    contents = two_layers.contents(tuning=msgspec.structs.replace(tuning, choices=choices))
     return open_artifact(write_artifact(tmp_path_factory.mktemp("coverage") / "a.tuned", contents))
 
 
@@ -68,10 +68,10 @@ def test_what_the_program_does_not_take_is_said(artifact: Artifact, asked: Asked
 
 
 def test_the_runtime_finds_the_same(artifact: Artifact):
-    tuned = tune_model.load(artifact.path, weights=handmade.weights(), device="cpu")
+    tuned = tune_model.load(artifact.path, weights=two_layers.weights(), device="cpu")
     batches = [1, 2, 3, 5, 7, 8, 9, 12, 16, 20, 31, 33, 50, 64]
     for batch in batches:
-        tuned(torch.zeros(batch, handmade.WIDTH))
+        tuned(torch.zeros(batch, two_layers.WIDTH))
     ran = {p.sizes["batch"]: (p.exact, p.near, p.miss) for p in tuned.coverage().points()}
     assert ran == {p.sizes["batch"]: (p.exact, p.near, p.miss) for p in at(artifact, *batches)}
     assert {outcome for counts in ran.values() for outcome, n in zip("enm", counts, strict=True) if n} == {*"enm"}
@@ -83,7 +83,7 @@ def test_packed_weights_are_looked_up_as_packed(tmp_path: Path):
     first, second = tuning.choices
     packed = msgspec.structs.replace(first.kernel, layouts=(("a1", "mkldnn"),))
     tuning = msgspec.structs.replace(tuning, choices=(msgspec.structs.replace(first, kernel=packed), second))
-    artifact = open_artifact(write_artifact(tmp_path / "a.tuned", handmade.contents(tuning=tuning)))
+    artifact = open_artifact(write_artifact(tmp_path / "a.tuned", two_layers.contents(tuning=tuning)))
     one, sixteen = at(artifact, 1, 16)
     assert one.covered
     assert (sixteen.near, sixteen.miss) == (2, 0)

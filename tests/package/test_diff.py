@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
+import two_layers
 from noisy_tuning import ROWS, Weather, noisy_tuning
 
 from tune_model.package.diff import ArtifactDiff, DiffError, diff_artifacts, slower_than
@@ -21,7 +21,7 @@ Make = Callable[[Tuning], Artifact]
 def make(tmp_path: Path) -> Make:
     def make(tuning: Tuning) -> Artifact:
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.tuned"
-        return open_artifact(write_artifact(path, handmade.contents(tuning=tuning)))
+        return open_artifact(write_artifact(path, two_layers.contents(tuning=tuning)))
 
     return make
 
@@ -80,10 +80,10 @@ def test_a_slower_machine_is_drift_and_no_regression(make: Make):
 
 
 def test_on_another_machine_times_count_as_they_are(make: Make):
-    other = msgspec.structs.replace(handmade.target(), torch="9.9")
+    other = msgspec.structs.replace(two_layers.target(), torch="9.9")
     diff = compare(make, noisy_tuning(Weather(0)), noisy_tuning(Weather(1, drift=1.1), target=other))
     assert not diff.same_machine
-    assert ("target.torch", handmade.target().torch, "9.9") in [(c.field, c.old, c.new) for c in diff.changed]
+    assert ("target.torch", two_layers.target().torch, "9.9") in [(c.field, c.old, c.new) for c in diff.changed]
     assert any(what.startswith("the weighted time") for what in slower_than(diff, LIMIT))
 
 

@@ -7,10 +7,10 @@ import platform
 import warnings
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
 import torch
+import two_layers
 
 import tune_model
 from tune_model.package.format.manifest import SCHEMA
@@ -25,13 +25,13 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 
 
 def write_current() -> Path:
-    """The handmade model without machine code, tuned on a CPU that nobody has, its weights inside."""
-    tuning = handmade.tuning(b"")
-    plain = Kernel(handmade.FORM.body)
+    """The two_layers model without machine code, tuned on a CPU that nobody has, its weights inside."""
+    tuning = two_layers.tuning(b"")
+    plain = Kernel(two_layers.FORM.body)
     choices = tuple(msgspec.structs.replace(choice, kernel=plain) for choice in tuning.choices)
     target = CpuTarget("x86_64", (), "a CPU of long ago", 1, 1 << 20, 1 << 25, "g++", "2.11")
     tuning = msgspec.structs.replace(tuning, choices=choices, target=target, code={})
-    contents = handmade.contents(tuning=tuning, weights=handmade.weights())
+    contents = two_layers.contents(tuning=tuning, weights=two_layers.weights())
     return write_artifact(DATA / f"schema-{SCHEMA}.tuned", contents)
 
 
@@ -55,8 +55,10 @@ def test_it_still_computes_the_same(path: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TunedForOtherMachineWarning)
         tuned = tune_model.load(path)
-    x = torch.linspace(-2, 2, 5 * handmade.WIDTH).reshape(5, handmade.WIDTH)
-    assert torch.allclose(tuned(x).double(), handmade.reference(x, open_artifact(path).weights()), rtol=1e-5, atol=1e-6)
+    x = torch.linspace(-2, 2, 5 * two_layers.WIDTH).reshape(5, two_layers.WIDTH)
+    assert torch.allclose(
+        tuned(x).double(), two_layers.reference(x, open_artifact(path).weights()), rtol=1e-5, atol=1e-6
+    )
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@
 
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
+import two_layers
 
 from tune_model.package.format.bundle import BUNDLE_SCHEMA
 from tune_model.package.merge import merge_artifacts
@@ -27,14 +27,14 @@ TARGETS: dict[str, Target] = {
 
 
 def write_current(folder: Path) -> None:
-    """The handmade model without machine code, as if tuned on machines that nobody has."""
-    tuning = handmade.tuning(b"")
-    plain = Kernel(handmade.FORM.body)
+    """The two_layers model without machine code, as if tuned on machines that nobody has."""
+    tuning = two_layers.tuning(b"")
+    plain = Kernel(two_layers.FORM.body)
     choices = tuple(msgspec.structs.replace(choice, kernel=plain) for choice in tuning.choices)
     singles = []
     for name, target in TARGETS.items():
         tuned = msgspec.structs.replace(tuning, choices=choices, target=target, code={})
-        contents = handmade.contents(tuning=tuned, weights=handmade.weights())
+        contents = two_layers.contents(tuning=tuned, weights=two_layers.weights())
         singles.append(write_artifact(folder / f"{name}.tuned", contents))
     merge_artifacts(singles, DATA / f"bundle-{BUNDLE_SCHEMA}.tuned")
 
@@ -51,7 +51,7 @@ def test_its_parts_open(path: Path):
     gpu = open_artifact(path, named_part("sm_90"))
     assert gpu.manifest.target.name == "a GPU of long ago"
     assert [len(list(part.records())) for part in parts] == [6, 6]
-    assert set(gpu.weights() or ()) == set(handmade.weights())
+    assert set(gpu.weights() or ()) == set(two_layers.weights())
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade
 import pytest
+import two_layers
 from forge import Files, edit_json, rehash, write_archive, write_folder
 
 from tune_model.package.format.wire import ArtifactError
@@ -16,7 +16,7 @@ from tune_model.package.merge import merge_artifacts
 from tune_model.package.read import open_artifact, open_parts
 from tune_model.runtime.program import fingerprint
 
-FORM = fingerprint(handmade.FORM)
+FORM = fingerprint(two_layers.FORM)
 PROGRAM = "programs/forward.json"
 SECONDS = 2.0
 

@@ -2,7 +2,7 @@
 
 import msgspec
 import torch
-from hand_made import (
+from small_programs import (
     HEAD_DIM,
     KV_HEADS,
     MAX_LENGTH,

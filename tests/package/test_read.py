@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import handmade
 import pytest
+import two_layers
 from forge import Files, edit_json, files_of, rehash, write_archive, write_folder
 
 from tune_model.package.format.manifest import decode_manifest
@@ -16,7 +16,7 @@ from tune_model.package.format.wire import ArtifactError
 from tune_model.package.read import open_artifact
 from tune_model.runtime.program import fingerprint
 
-FORM = fingerprint(handmade.FORM)
+FORM = fingerprint(two_layers.FORM)
 PROGRAM = "programs/forward.json"
 
 
@@ -282,7 +282,7 @@ def test_a_linked_folder_inside_is_not_followed(tmp_path: Path, files: Files):
 def test_the_artifact_itself_may_be_reached_through_a_link(tmp_path: Path, files: Files):
     write_folder(tmp_path / "a", files)
     (tmp_path / "latest").symlink_to("a")
-    assert open_artifact(tmp_path / "latest").manifest.name == "handmade"
+    assert open_artifact(tmp_path / "latest").manifest.name == "two_layers"
 
 
 def test_a_pipe_does_not_block(tmp_path: Path, files: Files):

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
+import two_layers
 from forge import files_of, rehash, write_archive
 from settled_tuning import settled
 
@@ -18,16 +18,16 @@ from tune_model.runtime.program import Pack, Transpose
 @pytest.mark.parametrize("layouts", [(), (("a1", "transposed"),), (("a1", "mkldnn"),)])
 def test_the_plan_comes_back(tmp_path: Path, layouts: tuple[tuple[str, str], ...]):
     tuning = settled(*layouts)
-    artifact = open_artifact(write_artifact(tmp_path / "a.tuned", handmade.contents(tuning=tuning)))
+    artifact = open_artifact(write_artifact(tmp_path / "a.tuned", two_layers.contents(tuning=tuning)))
     kinds = {type(t) for w in artifact.programs["forward"].weights for t in w.transforms}
     assert kinds == {Transpose for _, layout in layouts if layout == "transposed"} | {
         Pack for _, layout in layouts if layout != "transposed"
     }
-    assert plan_of(artifact) == handmade.tuning(b"").plan
+    assert plan_of(artifact) == two_layers.tuning(b"").plan
 
 
 def test_records_of_another_model_are_refused(tmp_path: Path):
-    path = write_artifact(tmp_path / "a.tuned", handmade.contents(tuning=settled()))
+    path = write_artifact(tmp_path / "a.tuned", two_layers.contents(tuning=settled()))
     files = files_of(path)
     tuning = settled()
     (first, *rest) = tuning.plan.tasks

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
 import torch
+import two_layers
 from forge import Files, edit_json, rehash, write_archive, write_folder
 
 import tune_model
@@ -42,7 +42,7 @@ class Keys:
         self.public.write_bytes(public)
 
     def sign(self, path: Path) -> Path:
-        return write_artifact(path, handmade.contents(), signer=read_signing_key(self.private))
+        return write_artifact(path, two_layers.contents(), signer=read_signing_key(self.private))
 
 
 @pytest.fixture(scope="session")
@@ -73,9 +73,9 @@ def test_what_is_signed_loads_with_the_key_and_without(signed: Path, keys: Keys)
     assert artifact.signature is not None
     assert artifact.signature.public_key == read_verify_key(keys.public).text
     assert open_artifact(signed).programs == artifact.programs
-    tuned = tune_model.load(signed, handmade.weights(), verify_key=keys.public)
-    x = torch.randn(3, handmade.WIDTH)
-    torch.testing.assert_close(tuned(x), handmade.reference(x).float())
+    tuned = tune_model.load(signed, two_layers.weights(), verify_key=keys.public)
+    x = torch.randn(3, two_layers.WIDTH)
+    torch.testing.assert_close(tuned(x), two_layers.reference(x).float())
 
 
 def test_the_same_key_and_contents_give_the_same_bytes(signed: Path, keys: Keys, tmp_path: Path):
@@ -88,7 +88,7 @@ def test_the_same_key_and_contents_give_the_same_bytes(signed: Path, keys: Keys,
 def test_a_signed_folder_may_be_replaced(keys: Keys, tmp_path: Path):
     for _ in range(2):
         signer = read_signing_key(keys.private)
-        write_artifact(f"{tmp_path}/a.tuned/", handmade.contents(), signer=signer)
+        write_artifact(f"{tmp_path}/a.tuned/", two_layers.contents(), signer=signer)
     assert open_artifact(tmp_path / "a.tuned", verify_key=read_verify_key(keys.public)).signature is not None
 
 
@@ -105,7 +105,7 @@ def test_another_signer_is_refused(signed: Path, other: Keys):
 def swap_kernel(files: Files) -> Files:
     """Put other machine code in, under its own hash, as somebody would who wants it to run."""
     name = next(name for name in files if name.startswith("kernels/"))
-    other = handmade.compiled(handmade.SOURCE.replace("sum > 0 ? sum : 0", "1"))
+    other = two_layers.compiled(two_layers.SOURCE.replace("sum > 0 ? sum : 0", "1"))
     import hashlib
 
     digest = hashlib.sha256(other).hexdigest()
@@ -272,7 +272,7 @@ def test_keys_of_openssl_are_read(tmp_path: Path):
         pytest.skip("no openssl here")
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
     subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
-    place = write_artifact(tmp_path / "a.tuned", handmade.contents(), signer=read_signing_key(private))
+    place = write_artifact(tmp_path / "a.tuned", two_layers.contents(), signer=read_signing_key(private))
     assert open_artifact(place, verify_key=read_verify_key(public)).signature is not None
 
 

@@ -1,8 +1,8 @@
 from pathlib import Path
 
-import handmade
 import msgspec
 import torch
+import two_layers
 from forge import Files, edit_json, write_folder
 
 from tune_model.package.format.manifest import decode_manifest, encode_manifest, seal
@@ -16,7 +16,7 @@ def failed(checks: tuple[Check, ...]) -> list[str]:
 
 def test_a_sound_artifact_passes(artifact_file: Path):
     seen: list[Check] = []
-    report = verify(artifact_file, weights=handmade.weights(), report=seen.append)
+    report = verify(artifact_file, weights=two_layers.weights(), report=seen.append)
     assert report.passed
     assert tuple(seen) == report.checks
     names = [check.name for check in report.checks]
@@ -30,7 +30,7 @@ def test_a_sound_artifact_passes(artifact_file: Path):
 
 
 def test_weights_inside_are_compared(tmp_path: Path):
-    path = write_artifact(tmp_path / "a.tuned", handmade.contents(weights=handmade.weights()))
+    path = write_artifact(tmp_path / "a.tuned", two_layers.contents(weights=two_layers.weights()))
     assert verify(path).passed
 
 
@@ -56,16 +56,16 @@ def test_a_slower_machine_is_noted(tmp_path: Path, files: Files):
     optimal = msgspec.structs.replace(manifest.must_match_to_stay_optimal, name="Another CPU")
     sealed = seal(msgspec.structs.replace(manifest, must_match_to_stay_optimal=optimal))
     folder = write_folder(tmp_path / "a", {**files, "manifest.json": encode_manifest(sealed)})
-    report = verify(folder, weights=handmade.weights())
+    report = verify(folder, weights=two_layers.weights())
     assert report.passed
     assert [c.name for c in report.checks if c.outcome == "noted"] == ["to stay optimal: name"]
 
 
 def test_a_wrong_kernel_fails_itself_and_the_program(tmp_path: Path):
     """A kernel that forgets the relu: right shapes, wrong numbers."""
-    code = handmade.compiled(handmade.SOURCE.replace("sum > 0 ? sum : 0", "sum"))
-    path = write_artifact(tmp_path / "a.tuned", handmade.contents(tuning=handmade.tuning(code)))
-    report = verify(path, weights=handmade.weights())
+    code = two_layers.compiled(two_layers.SOURCE.replace("sum > 0 ? sum : 0", "sum"))
+    path = write_artifact(tmp_path / "a.tuned", two_layers.contents(tuning=two_layers.tuning(code)))
+    report = verify(path, weights=two_layers.weights())
     assert failed(report.checks) == [
         "kernel of matmul 1x8x8 f32 + relu at (1,): cpp_small(unroll=8)",
         "forward batch=1: y",
@@ -73,20 +73,20 @@ def test_a_wrong_kernel_fails_itself_and_the_program(tmp_path: Path):
 
 
 def test_a_kernel_that_leaves_a_gap_fails(tmp_path: Path):
-    code = handmade.compiled(handmade.SOURCE.replace("j < 8; ++j) {", "j < 7; ++j) {"))
-    path = write_artifact(tmp_path / "a.tuned", handmade.contents(tuning=handmade.tuning(code)))
-    assert failed(verify(path, weights=handmade.weights()).checks)[0].startswith("kernel of matmul 1x8x8")
+    code = two_layers.compiled(two_layers.SOURCE.replace("j < 8; ++j) {", "j < 7; ++j) {"))
+    path = write_artifact(tmp_path / "a.tuned", two_layers.contents(tuning=two_layers.tuning(code)))
+    assert failed(verify(path, weights=two_layers.weights()).checks)[0].startswith("kernel of matmul 1x8x8")
 
 
 def test_a_wrong_program_fails_the_program_alone(tmp_path: Path, files: Files):
     """Every kernel is right, but a constant of the program is not the model's."""
-    path = write_artifact(tmp_path / "a.tuned", handmade.contents(constants={"scale": torch.tensor(0.25)}))
-    names = failed(verify(path, weights=handmade.weights()).checks)
+    path = write_artifact(tmp_path / "a.tuned", two_layers.contents(constants={"scale": torch.tensor(0.25)}))
+    names = failed(verify(path, weights=two_layers.weights()).checks)
     assert names == ["forward batch=1: y", "forward batch=16: y", "forward batch=7: y"]
 
 
 def test_weights_that_do_not_fit_are_said_so(artifact_file: Path):
-    weights = {**handmade.weights(), "w1": torch.zeros(3, 3)}
+    weights = {**two_layers.weights(), "w1": torch.zeros(3, 3)}
     report = verify(artifact_file, weights=weights)
     assert failed(report.checks) == ["program"]
     assert "w1" in report.checks[-1].seen
@@ -97,16 +97,17 @@ def test_an_operator_off_the_list_fails_before_anything_runs(tmp_path: Path, fil
         document["steps"][2]["op"] = "aten.from_file.default"
 
     folder = write_folder(tmp_path / "a", edit_json(files, "programs/forward.json", change))
-    report = verify(folder, weights=handmade.weights())
+    report = verify(folder, weights=two_layers.weights())
     assert failed(report.checks) == ["operators"]
     assert report.checks[-1].name == "operators"
 
 
 def test_without_the_original_the_program_is_skipped(tmp_path: Path, files: Files):
     request = msgspec.structs.replace(
-        handmade.contents().request, source=type(handmade.contents().request.source)("no_such_module:model")
+        two_layers.contents().request,
+        source=type(two_layers.contents().request.source)("no_such_module:model"),
     )
-    report = verify(write_folder(tmp_path / "a", files), request=lambda _: request, weights=handmade.weights())
+    report = verify(write_folder(tmp_path / "a", files), request=lambda _: request, weights=two_layers.weights())
     assert report.passed
     assert report.checks[-1].outcome == "skipped"
     assert "no_such_module" in report.checks[-1].seen

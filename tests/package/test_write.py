@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import handmade
 import pytest
 import torch
+import two_layers
 from forge import files_of
 
 from tune_model.extract.request import TransformersSource
@@ -23,9 +23,9 @@ def names(folder: Path) -> list[str]:
 
 
 def test_what_was_written_is_what_is_read(tmp_path: Path):
-    contents = handmade.contents()
+    contents = two_layers.contents()
     artifact = open_artifact(write_artifact(tmp_path / "a.tuned", contents))
-    assert artifact.programs == {"forward": handmade.program()}
+    assert artifact.programs == {"forward": two_layers.program()}
     assert artifact.code == contents.tuning.code
     (entries,) = artifact.replay.forms.values()
     assert [entry.dims for entry in entries] == [(1,), (16,)]
@@ -33,43 +33,43 @@ def test_what_was_written_is_what_is_read(tmp_path: Path):
     assert [entry.kernel for entry in entries] == [choice.kernel for choice in contents.tuning.choices]
     assert torch.equal(artifact.constants()["scale"], torch.tensor(0.5))
     assert artifact.weights() is None
-    assert artifact.config() == "name: handmade\n"
+    assert artifact.config() == "name: two_layers\n"
     assert artifact.manifest.request == contents.request
     assert artifact.manifest.model.parameters == 2 * (64 + 8)
 
 
 def test_equal_contents_give_equal_bytes(tmp_path: Path):
     (tmp_path / "other").mkdir()
-    first = write_artifact(tmp_path / "a.tuned", handmade.contents()).read_bytes()
-    second = write_artifact(tmp_path / "other" / "b.tuned", handmade.contents()).read_bytes()
+    first = write_artifact(tmp_path / "a.tuned", two_layers.contents()).read_bytes()
+    second = write_artifact(tmp_path / "other" / "b.tuned", two_layers.contents()).read_bytes()
     assert first == second
-    folder = write_artifact(f"{tmp_path}/folder.tuned/", handmade.contents())
+    folder = write_artifact(f"{tmp_path}/folder.tuned/", two_layers.contents())
     assert folder.is_dir()
     assert files_of(folder) == files_of(tmp_path / "a.tuned")
 
 
 def test_a_path_says_what_is_written(tmp_path: Path):
-    assert write_artifact(f"{tmp_path}/a/", handmade.contents()).is_dir()
-    assert write_artifact(tmp_path / "b", handmade.contents()).is_file()
-    assert write_artifact(tmp_path / "c", handmade.contents(), "folder").is_dir()
+    assert write_artifact(f"{tmp_path}/a/", two_layers.contents()).is_dir()
+    assert write_artifact(tmp_path / "b", two_layers.contents()).is_file()
+    assert write_artifact(tmp_path / "c", two_layers.contents(), "folder").is_dir()
 
 
 def test_an_artifact_is_replaced(tmp_path: Path):
     for path in (str(tmp_path / "file.tuned"), f"{tmp_path}/folder.tuned/"):
-        write_artifact(path, handmade.contents())
-        write_artifact(path, handmade.contents(config_yaml="name: newer\n"))
+        write_artifact(path, two_layers.contents())
+        write_artifact(path, two_layers.contents(config_yaml="name: newer\n"))
         assert open_artifact(path).config() == "name: newer\n"
     assert names(tmp_path) == ["file.tuned", "folder.tuned"]
 
 
 def test_embedded_weights_come_back(tmp_path: Path):
-    weights = {**handmade.weights(), "unused": torch.zeros(3)}
+    weights = {**two_layers.weights(), "unused": torch.zeros(3)}
     for path in (str(tmp_path / "a.tuned"), f"{tmp_path}/b.tuned/"):
-        artifact = open_artifact(write_artifact(path, handmade.contents(weights=weights)))
+        artifact = open_artifact(write_artifact(path, two_layers.contents(weights=weights)))
         assert artifact.manifest.weights == "embed"
         back = artifact.weights()
         assert back is not None
-        assert back.keys() == handmade.weights().keys()
+        assert back.keys() == two_layers.weights().keys()
         assert all(torch.equal(back[name], weights[name]) for name in back)
         assert all(tensor.data_ptr() % 4 == 0 for tensor in back.values())
 
@@ -79,10 +79,10 @@ def test_a_model_folder_becomes_its_configuration(tmp_path: Path):
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "config.json").write_text(BERT)
-        request = handmade.contents().request
+        request = two_layers.contents().request
         moved = {name: getattr(request, name) for name in request.__struct_fields__}
         moved["source"] = TransformersSource(folder=str(tmp_path / place))
-        contents = handmade.contents(request=type(request)(**moved), architecture=None)
+        contents = two_layers.contents(request=type(request)(**moved), architecture=None)
         write_artifact(tmp_path / f"{place}.tuned", contents)
     assert (tmp_path / "here.tuned").read_bytes() == (tmp_path / "there.tuned").read_bytes()
     manifest = open_artifact(tmp_path / "here.tuned").manifest
@@ -92,7 +92,7 @@ def test_a_model_folder_becomes_its_configuration(tmp_path: Path):
 
 def test_contents_that_do_not_fit_leave_nothing(tmp_path: Path):
     with pytest.raises(ArtifactError, match="constant 'scale'"):
-        write_artifact(tmp_path / "a.tuned", handmade.contents(constants={"scale": torch.zeros(2)}))
+        write_artifact(tmp_path / "a.tuned", two_layers.contents(constants={"scale": torch.zeros(2)}))
     assert names(tmp_path) == []
 
 
@@ -120,7 +120,7 @@ def test_a_place_that_cannot_take_an_artifact(tmp_path: Path, path: str, problem
     with pytest.raises(OutputError, match=problem):
         check_output(f"{tmp_path}/{path}")
     with pytest.raises(OutputError, match=problem):
-        write_artifact(f"{tmp_path}/{path}", handmade.contents())
+        write_artifact(f"{tmp_path}/{path}", two_layers.contents())
     assert names(tmp_path) == before
     assert (tmp_path / "file").read_text() == "precious"
     assert (tmp_path / "folder" / "notes.txt").read_text() == "precious"
@@ -134,13 +134,13 @@ def test_the_check_before_tuning_leaves_nothing(tmp_path: Path):
 @pytest.mark.parametrize("path", ["a.tuned", "a.tuned/"])
 def test_a_file_system_that_takes_no_more_leaves_the_old_artifact(tmp_path: Path, path: str):
     """A limit on file sizes fails writes as a full disk does, for root too, on every file system."""
-    write_artifact(f"{tmp_path}/{path}", handmade.contents())
+    write_artifact(f"{tmp_path}/{path}", two_layers.contents())
     before = files_of(tmp_path / "a.tuned")
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, old[1]))
     try:
         with pytest.raises(OutputError, match="cannot be written: File too large"):
-            write_artifact(f"{tmp_path}/{path}", handmade.contents(report_html="x" * (2 << 20)))
+            write_artifact(f"{tmp_path}/{path}", two_layers.contents(report_html="x" * (2 << 20)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
     assert names(tmp_path) == ["a.tuned"]
@@ -156,7 +156,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, path: str):
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
     try:
         with pytest.raises(OutputError, match="No space left on device"):
-            write_artifact(f"{tmp_path}/{path}", handmade.contents(report_html="x" * (1 << 20)))
+            write_artifact(f"{tmp_path}/{path}", two_layers.contents(report_html="x" * (1 << 20)))
         assert names(tmp_path) == []
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
@@ -177,10 +177,10 @@ def test_writing_needs_no_triton_transformers_or_onnx(tmp_path: Path):
     code = f"""
 import sys
 for name in ("triton", "transformers", "onnx", "torch._inductor"): sys.modules[name] = None
-sys.path.insert(0, {str(Path(handmade.__file__).parent)!r})
-import handmade
+sys.path.insert(0, {str(Path(two_layers.__file__).parent)!r})
+import two_layers
 from tune_model.package.write import write_artifact
-write_artifact({str(tmp_path / "a.tuned")!r}, handmade.contents())
+write_artifact({str(tmp_path / "a.tuned")!r}, two_layers.contents())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
+import two_layers
 from command_line import refusal, tree
 from forge import files_of, remade, write_folder
 from safetensors.torch import save_file
@@ -25,7 +25,7 @@ from tune_model.pipeline import cli
 def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sound artifact in the current folder."""
     monkeypatch.chdir(tmp_path)
-    return write_artifact(tmp_path / "a.tuned", handmade.contents())
+    return write_artifact(tmp_path / "a.tuned", two_layers.contents())
 
 
 def flip(artifact: Path) -> None:
@@ -92,7 +92,7 @@ def test_damage_is_a_failed_check(artifact, capsys, damage, says):
 
 @pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE)
 def test_damage_of_one_of_several_is_refused(artifact, capsys, damage, says):
-    write_artifact(artifact.parent / "b.tuned", handmade.contents())
+    write_artifact(artifact.parent / "b.tuned", two_layers.contents())
     damage(artifact)
     expected = "a.tuned: {} is {}; expected {}".format(*says)
     assert re.fullmatch(expected, refusal(["diff", "b.tuned", "a.tuned"], artifact.parent, capsys))
@@ -183,7 +183,7 @@ def test_weights_that_cannot_be_read(artifact, capsys, command, path, says):
 
 
 def test_weights_of_another_model(artifact, capsys):
-    save_file({"other": handmade.weights()["w0"]}, "other.safetensors")
+    save_file({"other": two_layers.weights()["w0"]}, "other.safetensors")
     error = refusal(["bench", "a.tuned", "--weights", "other.safetensors"], artifact.parent, capsys)
     assert error.startswith("the weights do not fit the model: ")
     assert '"w0"' in error

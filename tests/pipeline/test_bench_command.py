@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import handmade
 import pytest
+import two_layers
 from safetensors.torch import save_file
 
 from tune_model.package.write import write_artifact
@@ -17,8 +17,8 @@ QUICK = ("--no-compile", "--rounds", "5")
 @pytest.fixture
 def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    save_file(handmade.weights(), "w.safetensors")
-    return write_artifact(tmp_path / "quickstart.tuned", handmade.contents())
+    save_file(two_layers.weights(), "w.safetensors")
+    return write_artifact(tmp_path / "quickstart.tuned", two_layers.contents())
 
 
 def test_a_result_holds_the_command_that_made_it(artifact: Path, tmp_path: Path):
@@ -26,7 +26,7 @@ def test_a_result_holds_the_command_that_made_it(artifact: Path, tmp_path: Path)
     save = str(tmp_path / "results" / "quick.json")
     assert cli.run(["bench", str(artifact), "--weights", "w.safetensors", *QUICK, f"--save={save}"]) == 0
     result = read_result(Path(save))
-    assert result.benchmark == "handmade"
+    assert result.benchmark == "two_layers"
     assert result.command == (
         "tune-model bench quickstart.tuned --weights w.safetensors --no-compile --rounds 5 --save=quick.json"
     )

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import handmade
 import pytest
+import two_layers
 
 from tune_model.package.write import write_artifact
 from tune_model.pipeline import cli
@@ -13,10 +13,10 @@ from tune_model.pipeline.demand import OtherWorkloadError, sizes_to_add
 from tune_model.runtime.coverage import Coverage, CoverageRow, Outcome, Tally
 
 CONFIG = """
-name: handmade
+name: two_layers
 model:
   source: torch
-  factory: handmade:model
+  factory: two_layers:model
   inputs: [{name: x, shape: [batch, 8], dtype: float32}]
 task: forward
 dtype: float32
@@ -42,7 +42,7 @@ workload:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    write_artifact("a.tuned", handmade.contents())
+    write_artifact("a.tuned", two_layers.contents())
     (tmp_path / "a.yaml").write_text(CONFIG, encoding="utf-8")
     return tmp_path
 

@@ -1,8 +1,8 @@
 import json
 from pathlib import Path
 
-import handmade
 import pytest
+import two_layers
 from noisy_tuning import ROWS, Weather, noisy_tuning
 
 from tune_model.package.write import write_artifact
@@ -14,7 +14,7 @@ def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     weathers = {"old": Weather(0), "again": Weather(1), "slower": Weather(2, slower=dict.fromkeys(ROWS, 1.05))}
     for name, weather in weathers.items():
-        write_artifact(f"{name}.tuned", handmade.contents(tuning=noisy_tuning(weather)))
+        write_artifact(f"{name}.tuned", two_layers.contents(tuning=noisy_tuning(weather)))
 
 
 @pytest.mark.usefixtures("artifacts")

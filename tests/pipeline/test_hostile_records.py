@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import handmade
 import pytest
+import two_layers
 from forge import Files, files_of, rehash, write_archive
 
 from tune_model.package.coverage import Asked, cover
@@ -32,7 +32,7 @@ VALUES = (*NUMBERS, "", "<b>|`", "x" * 1000, None, [], {}, True)
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_artifact(tmp_path_factory.mktemp("sound") / "a.tuned", handmade.contents())
+    return write_artifact(tmp_path_factory.mktemp("sound") / "a.tuned", two_layers.contents())
 
 
 def documents(files: Files) -> list[Any]:

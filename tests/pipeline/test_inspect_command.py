@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
+import two_layers
 
 from tune_model.package.write import write_artifact
 from tune_model.pipeline import cli
@@ -18,12 +18,12 @@ START, FASTER = (("unroll", 1),), (("unroll", 2),)
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> str:
-    tuning = handmade.tuning(handmade.compiled())
+    tuning = two_layers.tuning(two_layers.compiled())
     step = Footprint(0, Tried(START, 4.0), "neighbours", (Tried(FASTER, 3.0),), FASTER)
     first, *rest = tuning.choices
     first = msgspec.structs.replace(first, trails=(Trail(Candidate("cpp_small"), (step,)),))
     tuning = msgspec.structs.replace(tuning, choices=(first, *rest))
-    return str(write_artifact(tmp_path / "a.tuned", handmade.contents(tuning=tuning)))
+    return str(write_artifact(tmp_path / "a.tuned", two_layers.contents(tuning=tuning)))
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> str:
@@ -48,7 +48,7 @@ def test_a_list_is_shown_in_the_order_timed(artifact: str, capsys):
 
 
 def test_a_key_is_as_good_and_json_has_all(artifact: str, capsys):
-    key = handmade.tuning(b"").plan.tasks[0].key
+    key = two_layers.tuning(b"").plan.tasks[0].key
     assert cli.run(["inspect", artifact, "--footprints", key[:10], "--json"]) == 0
     task = json.loads(capsys.readouterr().out)
     assert task["key"] == key

@@ -1,9 +1,9 @@
 import json
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
+import two_layers
 
 from tune_model.package.read import open_parts
 from tune_model.package.write import write_artifact
@@ -17,11 +17,11 @@ H200 = CudaTarget(90, "NVIDIA H200", 132, 50 << 20, 232448, 65536, 140 << 30, 19
 @pytest.fixture
 def artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_artifact("cpu.tuned", handmade.contents())
-    tuning = handmade.tuning(b"")
-    choices = tuple(msgspec.structs.replace(c, kernel=Kernel(handmade.FORM.body)) for c in tuning.choices)
+    write_artifact("cpu.tuned", two_layers.contents())
+    tuning = two_layers.tuning(b"")
+    choices = tuple(msgspec.structs.replace(c, kernel=Kernel(two_layers.FORM.body)) for c in tuning.choices)
     tuning = msgspec.structs.replace(tuning, choices=choices, target=H200, code={})
-    write_artifact("h200.tuned", handmade.contents(tuning=tuning))
+    write_artifact("h200.tuned", two_layers.contents(tuning=tuning))
 
 
 @pytest.mark.usefixtures("artifacts")
@@ -38,16 +38,16 @@ def test_other_commands_look_into_a_part(capsys):
     assert cli.run(["merge", "cpu.tuned", "h200.tuned", "-o", "both.tuned"]) == 0
     capsys.readouterr()
     assert cli.run(["inspect", "both.tuned"]) == 0
-    assert "a bundle of 2 parts of handmade" in capsys.readouterr().out
+    assert "a bundle of 2 parts of two_layers" in capsys.readouterr().out
     assert cli.run(["inspect", "both.tuned", "--json"]) == 0
     assert next(f["target"] for f in json.loads(capsys.readouterr().out)) == "NVIDIA H200"
     assert cli.run(["inspect", "both.tuned", "--part", "sm_90"]) == 0
     assert "tuned on NVIDIA H200" in capsys.readouterr().out
     assert cli.run(["report", "both.tuned", "--part", "sm_90", "--format", "md", "-o", "-"]) == 0
-    assert "# handmade on NVIDIA H200" in capsys.readouterr().out
+    assert "# two_layers on NVIDIA H200" in capsys.readouterr().out
     # Without --part it is the one for this machine.
     assert cli.run(["report", "both.tuned", "--format", "md", "-o", "-"]) == 0
-    assert f"# handmade on {handmade.target().name}" in capsys.readouterr().out.replace("\\", "")
+    assert f"# two_layers on {two_layers.target().name}" in capsys.readouterr().out.replace("\\", "")
     assert cli.run(["diff", "both.tuned", "h200.tuned", "--part", "sm_90"]) == 0
 
 

@@ -4,8 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
-import handmade
 import pytest
+import two_layers
 from record_writer import timing
 
 from tune_model.package.write import write_artifact
@@ -27,11 +27,11 @@ def final(fast_us: float) -> Outcome:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Records of one of the handmade model's tasks, and of a task of another model."""
+    """Records of one of the two_layers model's tasks, and of a task of another model."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_artifact("a.tuned", handmade.contents())
-    task = handmade.tuning(b"").plan.tasks[0].key
+    write_artifact("a.tuned", two_layers.contents())
+    task = two_layers.tuning(b"").plan.tasks[0].key
     records = Records(tmp_path / "store" / "records.sqlite")
     records.add("k1", task, timing(3.0))
     records.add("k1", task, timing(2.0))

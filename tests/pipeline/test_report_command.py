@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from handmade import contents
+from two_layers import contents
 
 from tune_model.package.read import open_artifact
 from tune_model.package.write import write_artifact
@@ -18,17 +18,17 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_page_is_named_after_the_model_and_equals_the_one_inside(artifact: Path, capsys):
     assert cli.run(["report", str(artifact)]) == 0
-    assert capsys.readouterr().err == "wrote handmade.report.html\n"
-    assert Path("handmade.report.html").read_text(encoding="utf-8") == open_artifact(artifact).report()
+    assert capsys.readouterr().err == "wrote two_layers.report.html\n"
+    assert Path("two_layers.report.html").read_text(encoding="utf-8") == open_artifact(artifact).report()
 
 
 @pytest.mark.parametrize(
     ("arguments", "start"),
     [
-        (["-o", "r.md"], "# handmade on "),
-        (["-o", "r.json"], '{\n "name": "handmade"'),
+        (["-o", "r.md"], "# two_layers on "),
+        (["-o", "r.json"], '{\n "name": "two_layers"'),
         (["-o", "r.txt"], "<!doctype html>"),
-        (["-o", "r.txt", "--format", "md"], "# handmade on "),
+        (["-o", "r.txt", "--format", "md"], "# two_layers on "),
     ],
 )
 def test_the_format_follows_the_name_or_the_option(artifact: Path, arguments: list[str], start: str):

@@ -2,9 +2,9 @@
 
 import io
 
-import handmade
 import msgspec
 import pytest
+import two_layers
 from rich.console import Console
 
 from tune_model.pipeline.console import gain_text, size_text, time_text
@@ -16,7 +16,7 @@ from tune_model.tune.choice import Tuning
 
 @pytest.fixture(scope="module")
 def tuning() -> Tuning:
-    return handmade.contents().tuning
+    return two_layers.contents().tuning
 
 
 def cut_short(tuning: Tuning) -> Tuning:
@@ -30,7 +30,7 @@ def cut_short(tuning: Tuning) -> Tuning:
 
 def shown(tuning: Tuning) -> str:
     out = io.StringIO()
-    facts = gather(from_contents(handmade.contents(tuning=tuning)))
+    facts = gather(from_contents(two_layers.contents(tuning=tuning)))
     print_scoreboard(facts, Console(file=out, width=160), repeated=tuning.repeated)
     return out.getvalue()
 

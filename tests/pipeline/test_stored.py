@@ -1,7 +1,7 @@
 from pathlib import Path
 
-import handmade
 import pytest
+import two_layers
 
 from tune_model.extract.request import FactorySource, TransformersSource
 from tune_model.package.read import open_artifact
@@ -23,7 +23,7 @@ def artifact(tmp_path: Path):
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "bert.yaml").write_text(CONFIG)
     text = dump_config(load_config(str(tmp_path / "bert.yaml")).config)
-    return open_artifact(write_artifact(tmp_path / "a.tuned", handmade.contents(config_yaml=text)))
+    return open_artifact(write_artifact(tmp_path / "a.tuned", two_layers.contents(config_yaml=text)))
 
 
 def test_the_model_is_where_the_configuration_says(tmp_path: Path, artifact):
@@ -36,10 +36,10 @@ def test_a_model_that_is_not_here_leaves_the_manifests_request(tmp_path: Path, a
     (tmp_path / "elsewhere").mkdir()
     request = stored_request(artifact, tmp_path / "elsewhere")
     assert request == artifact.manifest.request
-    assert request.source == FactorySource("handmade:model")
+    assert request.source == FactorySource("two_layers:model")
 
 
 def test_a_configuration_of_another_version_leaves_the_manifests_request(tmp_path: Path):
-    path = write_artifact(tmp_path / "a.tuned", handmade.contents(config_yaml="future: field\n"))
+    path = write_artifact(tmp_path / "a.tuned", two_layers.contents(config_yaml="future: field\n"))
     artifact = open_artifact(path)
     assert stored_request(artifact, tmp_path) == artifact.manifest.request

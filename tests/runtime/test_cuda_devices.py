@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from hand_made import (
+from small_programs import (
     empty_replay,
     language_greedy,
     language_model,

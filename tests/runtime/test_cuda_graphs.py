@@ -5,7 +5,7 @@ import threading
 import msgspec
 import pytest
 import torch
-from hand_made import (
+from small_programs import (
     empty_replay,
     language_greedy,
     language_model,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hand_made import f32
+from small_programs import f32
 
 from tune_model.runtime.execution.binding import BoundKernel, bind_kernel
 from tune_model.runtime.kernel import CudaLaunch, Integer, Kernel, Null, Pointer, Scalar

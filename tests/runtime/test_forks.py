@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hand_made import empty_replay, language_model, language_weights, softmax_program, softmax_weights
+from small_programs import empty_replay, language_model, language_weights, softmax_program, softmax_weights
 
 from tune_model.runtime.tuned import ForkedProcessError, ModelParts, TunedModel
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hand_made import build_library
+from small_programs import build_library
 
 SOURCE = """
 #include <algorithm>
@@ -35,7 +35,7 @@ def watch(event, args):
 sys.addaudithook(watch)
 import torch
 from pathlib import Path
-from hand_made import (call, empty_replay, entry, language_greedy, language_model, language_weights, linear_relu,
+from small_programs import (call, empty_replay, entry, language_greedy, language_model, language_weights, linear_relu,
                        softmax_program, softmax_reference, softmax_weights)
 from tune_model.runtime.kernel import CpuLaunch, Kernel
 from tune_model.runtime.program import fingerprint

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hand_made import empty_replay, softmax_program, softmax_reference, softmax_weights
+from small_programs import empty_replay, softmax_program, softmax_reference, softmax_weights
 
 from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.tuned import ModelParts, TunedModel

@@ -1,9 +1,9 @@
-"""The handmade model tuned with times drawn as a device gives them: noise, drift, and a planted slowdown."""
+"""The two_layers model tuned with times drawn as a device gives them: noise, drift, and a planted slowdown."""
 
 from random import Random
 
-import handmade
 import msgspec
+import two_layers
 
 from tune_model.extract.task import NumericRules, Plan, PlannedTask, Site, Task, task_key
 from tune_model.runtime.kernel import Kernel
@@ -40,11 +40,11 @@ class Weather(msgspec.Struct, frozen=True):
 def noisy_tuning(weather: Weather, *, rows: tuple[int, ...] = ROWS, target: Target | None = None) -> Tuning:
     """Draw a final of every task: every third task keeps the plain operators, the others win by a factor of 1.5."""
     random = Random(weather.seed)  # noqa: S311 (repeatable noise)
-    form = fingerprint(handmade.FORM)
+    form = fingerprint(two_layers.FORM)
     planned: list[PlannedTask] = []
     choices: list[Choice] = []
     for number, count in enumerate(rows):
-        task = Task(bind_form(handmade.FORM, (count,)), NumericRules())
+        task = Task(bind_form(two_layers.FORM, (count,)), NumericRules())
         site = Site("forward", (("batch", count),), form, (count,), 2)
         label = f"matmul {count}x8x8 f32 + relu"
         planned.append(PlannedTask(task_key(task), label, task, (site,), 2.0, 128 * count, 640))
@@ -54,13 +54,13 @@ def noisy_tuning(weather: Weather, *, rows: tuple[int, ...] = ROWS, target: Targ
         factor = weather.slower.get(count, 1.0) / 1.5
         fast = [3.0 * count * factor * r * random.lognormvariate(0.0, weather.noise) for r in rounds]
         choices.append(_choice(task_key(task), base, fast, wins=number % 3 != 2))
-    plan = Plan((handmade.program(),), tuple(planned), (), ())
-    return Tuning(plan, target or handmade.target(), tuple(choices), {}, 0, 0, 0.0)
+    plan = Plan((two_layers.program(),), tuple(planned), (), ())
+    return Tuning(plan, target or two_layers.target(), tuple(choices), {}, 0, 0, 0.0)
 
 
 def _choice(task: str, base: list[float], fast: list[float], *, wins: bool) -> Choice:
     measurements = (_measurement(EXTERN, base), _measurement(LOOPS, fast))
-    kernel = Kernel(handmade.FORM.body)
+    kernel = Kernel(two_layers.FORM.body)
     baseline_us = percentile(base, 0.5)
     if not wins:
         return Choice(task, EXTERN, kernel, baseline_us, baseline_us, 1.0, 1.0, measurements[:1], (), "no gain")

@@ -1,7 +1,7 @@
-"""The handmade tuning with its weights re-laid out, as tune settles layouts; the plain operators won everywhere."""
+"""The tuning of `two_layers`, its weights re-laid out as tune settles layouts; the plain operators won everywhere."""
 
-import handmade
 import msgspec
+import two_layers
 
 from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import fingerprint
@@ -11,7 +11,7 @@ from tune_model.tune.relayout import apply_layouts
 
 def settled(*layouts: tuple[str, str]) -> Tuning:
     """Return it with (slot, layout) for each weight slot that is not plain."""
-    tuning = handmade.tuning(b"")
-    choices = tuple(msgspec.structs.replace(c, kernel=Kernel(handmade.FORM.body)) for c in tuning.choices)
-    plan = apply_layouts(tuning.plan, {fingerprint(handmade.FORM): layouts})
+    tuning = two_layers.tuning(b"")
+    choices = tuple(msgspec.structs.replace(c, kernel=Kernel(two_layers.FORM.body)) for c in tuning.choices)
+    plan = apply_layouts(tuning.plan, {fingerprint(two_layers.FORM): layouts})
     return msgspec.structs.replace(tuning, plan=plan, choices=choices, code={})

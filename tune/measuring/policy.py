@@ -1,6 +1,6 @@
 """How times are taken, by name and version: part of every record's key, so a changed protocol invalidates old times.
 
-Numbers of the protocol live here; the clocks that follow it are `measure_cuda` and `measure_cpu`.
+Numbers of the protocol live here; the clocks that follow it are `cuda_stopwatch` and `cpu_stopwatch`.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""Facts of a report, on the handmade artifact whose every number is known."""
+"""Facts of a report, on the two_layers artifact whose every number is known."""
 
 import msgspec
 import pytest
-from handmade import contents, tuning
+from two_layers import contents, tuning
 
 from tune_model.package.contents import ArtifactContents
 from tune_model.package.read import open_artifact

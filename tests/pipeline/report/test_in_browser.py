@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chromium import Chromium, View, find_chromium, pixels
-from handmade import contents
 from recorded_llama import llama_contents
+from two_layers import contents
 
 from tune_model.pipeline.report.gather import gather
 from tune_model.pipeline.report.html import render_html

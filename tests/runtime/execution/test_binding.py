@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hand_made import build_library, call, f32, linear_relu
+from small_programs import build_library, call, f32, linear_relu
 
 from tune_model.runtime.execution.binding import BoundKernel, bind_kernel, body_kernel
 from tune_model.runtime.execution.emission import KernelError

@@ -3,7 +3,7 @@ import threading
 import msgspec
 import pytest
 import torch
-from hand_made import (
+from small_programs import (
     F32,
     build_library,
     call,

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hand_made import call
+from small_programs import call
 
 from tune_model.runtime.execution.invoke import ProgramError, prepare_call, torch_dtype
 from tune_model.runtime.operators.allowed import OperatorError

@@ -1,7 +1,7 @@
 import pytest
-from hand_made import MAX_LENGTH, language_model
 from hypothesis import given
 from hypothesis import strategies as st
+from small_programs import MAX_LENGTH, language_model
 
 from tune_model.runtime.generation.buckets import Buckets, Chunk, buckets_of
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hand_made import (
+from small_programs import (
     MAX_LENGTH,
     empty_replay,
     language_greedy,

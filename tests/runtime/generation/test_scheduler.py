@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from hand_made import MAX_LENGTH, empty_replay, language_greedy, language_model, language_weights
+from small_programs import MAX_LENGTH, empty_replay, language_greedy, language_model, language_weights
 
 from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.generation.completion import Completion, Generation

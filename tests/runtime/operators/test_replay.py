@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hand_made import build_library, call, entry, f32
+from small_programs import build_library, call, entry, f32
 from torch import Tensor, nn
 from torch.nn import functional
 

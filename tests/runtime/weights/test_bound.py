@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from hand_made import f32, softmax_program
 from safetensors.torch import save_file
+from small_programs import f32, softmax_program
 from torch import nn
 
 from tune_model.runtime.program import Concatenate, Pack, Program, Transpose, Weight
@@ -171,7 +171,7 @@ PEAK = """
 import sys, msgspec, torch
 from pathlib import Path
 sys.path.insert(0, {support!r})
-from hand_made import f32, softmax_program
+from small_programs import f32, softmax_program
 from tune_model.runtime.weights.bound import BoundWeights
 from tune_model.runtime.program import Concatenate, Pack, Transpose, Weight
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from hand_made import f32, softmax_program
 from safetensors.torch import save_file
+from small_programs import f32, softmax_program
 from torch import Tensor, nn
 
 from tune_model.runtime.program import Cast, Concatenate, Pack, Program, TensorType, Transpose, Weight

@@ -4,9 +4,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import handmade
 import msgspec
 import pytest
+import two_layers
 from attention_forms import decode_form
 from tuning_fakes import TARGET, linear_plan
 
@@ -197,7 +197,7 @@ def test_a_kernel_that_writes_behind_a_cache_is_found():
     source = (
         'extern "C" void entry(void *const *p, const long *s) { ((float *)p[0])[s[0] * s[1] * s[2] * s[3] + 1] = 1; }'
     )
-    library = handmade.compiled(source)
+    library = two_layers.compiled(source)
     name = hashlib.sha256(library).hexdigest()
     sizes = tuple(f"a0.size{axis}" for axis in range(4))
     stray = Built(Kernel((CpuLaunch(name, "entry", ("a0",), sizes), *task.form.body)), {name: library})

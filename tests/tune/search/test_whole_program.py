@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hand_made import empty_replay, language_model, softmax_program
+from small_programs import empty_replay, language_model, softmax_program
 from tuning_fakes import TARGET, FakeFamily, RecordedDevice, linear_plan, without_times
 
 from tune_model.runtime.kernel import Kernel

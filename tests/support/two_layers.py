@@ -156,18 +156,18 @@ def tuning(code: bytes) -> Tuning:
 def contents(**changes: object) -> ArtifactContents:
     """All of it; `changes` replace fields of `ArtifactContents`."""
     request = Request(
-        source=FactorySource("handmade:model"),
+        source=FactorySource("two_layers:model"),
         dtype="float32",
         task="forward",
         phases=(Phase("forward", {"batch": (1, 16)}),),
         inputs=(ModelInput("x", ("batch", WIDTH), "float32"),),
     )
     fields = {
-        "name": "handmade",
+        "name": "two_layers",
         "request": request,
         "tuning": tuning(compiled()),
         "constants": {"scale": torch.tensor(0.5)},
-        "config_yaml": "name: handmade\n",
+        "config_yaml": "name: two_layers\n",
         "architecture": "Sequential",
     }
     return ArtifactContents(**{**fields, **changes})

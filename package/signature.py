@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from tune_model.package.format.members import BUNDLE, MANIFEST, SIGNATURE, SIGNATURE_BYTES_AT_MOST
+from tune_model.package.format.members import BUNDLE, MANIFEST, SIGNATURE, SIGNATURE_BYTES_AT_MOST, stored_limit_of
 from tune_model.package.format.wire import ArtifactError, decode, encode
 from tune_model.runtime.errors import TuneModelError
 
@@ -178,7 +178,9 @@ def check_signature(signature: Signature | None, files: Mapping[str, memoryview]
     if signature.public_key != key.text:
         raise SignatureError(f"{place}: is signed by {signature.public_key}; expected a signature by {key.text}")
     name = BUNDLE if BUNDLE in files else MANIFEST
-    if name not in files or not key.is_right(signature, name, bytes(files[name])):
+    document = files.get(name, memoryview(b""))
+    is_too_long = len(document) > (stored_limit_of(name) or 0)
+    if not document or is_too_long or not key.is_right(signature, name, bytes(document)):
         raise SignatureError(
             f"{place}: {name} is not what was signed by {key.text}; expected it unchanged: get the artifact again from "
             "its maker"

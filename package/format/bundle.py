@@ -80,7 +80,7 @@ def read_bundle(files: Mapping[str, memoryview], place: str) -> list[tuple[Manif
         ArtifactError: Something is damaged, missing, superfluous, or of another version.
     """
     file = f"{place}: {BUNDLE}"
-    bundle = _decode(bytes(files[BUNDLE]), file)
+    bundle = _decode(files[BUNDLE], file)
     _check_names(files, bundle, place)
     for name, data in files.items():
         folder, _, sha256 = name.partition("/")
@@ -100,9 +100,10 @@ def _digest(bundle: Bundle) -> str:
     return hashlib.sha256(msgspec.json.encode(unsealed, order="deterministic")).hexdigest()
 
 
-def _decode(data: bytes, file: str) -> Bundle:
-    if len(data) > (bundle_limit_of(BUNDLE) or 0):
-        raise ArtifactError(file, "the size", f"at most {bundle_limit_of(BUNDLE)} bytes", str(len(data)))
+def _decode(stored: memoryview, file: str) -> Bundle:
+    if len(stored) > (bundle_limit_of(BUNDLE) or 0):
+        raise ArtifactError(file, "the size", f"at most {bundle_limit_of(BUNDLE)} bytes", str(len(stored)))
+    data = bytes(stored)
     try:
         version = msgspec.json.decode(data, type=_Version)
     except (msgspec.MsgspecError, ValueError, RecursionError):

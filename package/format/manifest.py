@@ -18,6 +18,7 @@ from tune_model.tune.target import Target
 __all__ = ["SCHEMA", "FileFacts", "Manifest", "ModelFacts", "decode_manifest", "digest", "encode_manifest", "seal"]
 
 SCHEMA: Final = 1
+SIZE_AT_MOST: Final = 1 << 48
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -112,6 +113,7 @@ def decode_manifest(data: bytes, file: str) -> Manifest:
     if manifest.digest != actual:
         raise ArtifactError(file, "$.digest", f"{actual}, the digest of the rest", manifest.digest)
     _check_files(manifest, file)
+    _check_request(manifest.request, file)
     return manifest
 
 
@@ -124,6 +126,16 @@ def _check_version(data: bytes, file: str) -> None:
     if version.schema != SCHEMA:
         what = f"{version.schema} (written by tune-model {version.tune_model})"
         raise ArtifactError(file, "$.schema", f"{SCHEMA}; use a matching tune-model, or tune again", what)
+
+
+def _check_request(request: Request, file: str) -> None:
+    """Make sure that whoever asks for a phase's largest size finds one that is a size."""
+    for index, phase in enumerate(request.phases):
+        for name, values in phase.grid.items():
+            if not values or not all(0 <= value <= SIZE_AT_MOST for value in values):
+                found = f"of {len(values)} values, {min(values, default=0)} to {max(values, default=0)}"
+                expected = f"sizes from 0 to {SIZE_AT_MOST}, at least one"
+                raise ArtifactError(file, f"$.request.phases[{index}].grid.{name}", expected, found)
 
 
 def _check_files(manifest: Manifest, file: str) -> None:

@@ -1,6 +1,7 @@
 """Documents that are legal piece by piece and too much in all: refused before they cost seconds or gigabytes."""
 
 import json
+import resource
 import struct
 import time
 from collections.abc import Callable
@@ -174,3 +175,34 @@ def test_a_bundle_whose_parts_share_a_large_document(tmp_path: Path, artifact_fi
     with pytest.raises(ArtifactError, match="the number of values"):
         merge_artifacts(parts, tmp_path / "four.tuned")
     assert not (tmp_path / "four.tuned").exists()
+
+
+GRIDS = {
+    "no values": [],
+    "a negative value": [4, -1],
+    "a value beyond memory": [1 << 60],
+    "a value beyond numbers": [10**40],
+}
+
+
+@pytest.mark.parametrize("values", GRIDS.values(), ids=GRIDS)
+def test_grids_that_have_no_largest_size(tmp_path: Path, files: Files, values: list[int]):
+    from tune_model.package.format.manifest import Manifest, encode_manifest, seal
+    from tune_model.package.format.wire import decode
+
+    document = json.loads(files["manifest.json"])
+    document["request"]["phases"][0]["grid"]["batch"] = values
+    manifest = seal(decode(json.dumps(document).encode(), Manifest, "manifest"))
+    changed = {**files, "manifest.json": encode_manifest(manifest)}
+    refused(write_folder(tmp_path / "a", changed), "$.request.phases[0].grid.batch")
+
+
+def test_a_list_of_parts_as_large_as_a_disc(tmp_path: Path):
+    """It was copied before its size was looked at."""
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    with (folder / "bundle.json").open("wb") as file:
+        file.truncate(8 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(folder, "the size")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10

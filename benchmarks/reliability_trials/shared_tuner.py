@@ -98,7 +98,7 @@ def main(folder: Path, number: int, notes: Path) -> None:
     from tune_model.tune.tuner import tune_with
     from tune_model.tune.workshop import Workshop
 
-    plan = plan_of([linear(1 + number * 2 + rows, 16, 32) for rows in range(4)])
+    plan = plan_of([linear(1 + number * 6 + rows, 16, 32) for rows in range(12)])
     options = TuneOptions(folder / "records.sqlite", folder / "kernels")
     shop = Workshop(
         (Same("aten", 1), Same("same", 30)), TARGET, MadeUp(f"tuner {number}"), options, lambda _event: None

@@ -50,9 +50,9 @@ def _share(bench: Bench, number: int) -> Mapping[str, Any]:
         for tuner, note in enumerate(notes)
     ]
     victim = dice.randrange(TUNERS)
-    wanted = dice.randrange(5, 60)
+    wanted = dice.randrange(5, 150)
     while _count(notes[victim]) < wanted and tuners[victim].poll() is None:
-        time.sleep(0.01)
+        time.sleep(0.001)
     tuners[victim].send_signal(signal.SIGKILL)
     errors = [tuner.communicate()[1] for tuner in tuners]
     codes = [tuner.returncode for tuner in tuners]

@@ -35,7 +35,7 @@ def test_weights_inside_are_compared(tmp_path: Path):
 
 
 def test_a_damaged_file_is_a_failed_check(tmp_path: Path, files: Files):
-    folder = write_folder(tmp_path / "a", {**files, "config.yaml": b"name: hand_ade\n"})
+    folder = write_folder(tmp_path / "a", {**files, "config.yaml": b"name: two_layers\n"})
     report = verify(folder)
     assert not report.passed
     (check,) = report.checks

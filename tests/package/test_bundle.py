@@ -166,7 +166,7 @@ def test_two_for_one_machine_are_refused(singles: dict[str, Path], tmp_path: Pat
 
 def test_other_models_are_refused(singles: dict[str, Path], tmp_path: Path):
     other = write_gpu(tmp_path / "other.tuned", H200, name="another")
-    with pytest.raises(MergeError, match=r"other\.tuned: \$\.name is 'another', but 'two_layers' in"):
+    with pytest.raises(MergeError, match=r"other\.tuned: \$\.name is 'another', but 'two-layers' in"):
         merge_artifacts([singles["cpu"], other], tmp_path / "x.tuned")
 
 

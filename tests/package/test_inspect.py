@@ -6,10 +6,10 @@ from tune_model.package.inspect import describe
 from tune_model.package.read import open_artifact
 
 
-def test_facts_of_the_handmade_artifact(artifact_file: Path):
+def test_facts_of_an_artifact(artifact_file: Path):
     facts = describe(open_artifact(artifact_file))
     assert (facts.name, facts.task, facts.dtype, facts.parameters, facts.weight_bytes) == (
-        "two_layers",
+        "two-layers",
         "forward",
         "float32",
         144,
@@ -41,7 +41,7 @@ import sys
 sys.modules["torch"] = None
 from tune_model.package.inspect import describe
 from tune_model.package.read import open_artifact
-assert describe(open_artifact({str(artifact_file)!r})).name == "two_layers"
+assert describe(open_artifact({str(artifact_file)!r})).name == "two-layers"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

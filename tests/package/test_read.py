@@ -282,7 +282,7 @@ def test_a_linked_folder_inside_is_not_followed(tmp_path: Path, files: Files):
 def test_the_artifact_itself_may_be_reached_through_a_link(tmp_path: Path, files: Files):
     write_folder(tmp_path / "a", files)
     (tmp_path / "latest").symlink_to("a")
-    assert open_artifact(tmp_path / "latest").manifest.name == "two_layers"
+    assert open_artifact(tmp_path / "latest").manifest.name == "two-layers"
 
 
 def test_a_pipe_does_not_block(tmp_path: Path, files: Files):

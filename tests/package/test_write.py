@@ -33,7 +33,7 @@ def test_what_was_written_is_what_is_read(tmp_path: Path):
     assert [entry.kernel for entry in entries] == [choice.kernel for choice in contents.tuning.choices]
     assert torch.equal(artifact.constants()["scale"], torch.tensor(0.5))
     assert artifact.weights() is None
-    assert artifact.config() == "name: two_layers\n"
+    assert artifact.config() == "name: two-layers\n"
     assert artifact.manifest.request == contents.request
     assert artifact.manifest.model.parameters == 2 * (64 + 8)
 

@@ -26,7 +26,7 @@ def test_a_result_holds_the_command_that_made_it(artifact: Path, tmp_path: Path)
     save = str(tmp_path / "results" / "quick.json")
     assert cli.run(["bench", str(artifact), "--weights", "w.safetensors", *QUICK, f"--save={save}"]) == 0
     result = read_result(Path(save))
-    assert result.benchmark == "two_layers"
+    assert result.benchmark == "two-layers"
     assert result.command == (
         "tune-model bench quickstart.tuned --weights w.safetensors --no-compile --rounds 5 --save=quick.json"
     )

@@ -38,16 +38,16 @@ def test_other_commands_look_into_a_part(capsys):
     assert cli.run(["merge", "cpu.tuned", "h200.tuned", "-o", "both.tuned"]) == 0
     capsys.readouterr()
     assert cli.run(["inspect", "both.tuned"]) == 0
-    assert "a bundle of 2 parts of two_layers" in capsys.readouterr().out
+    assert "a bundle of 2 parts of two-layers" in capsys.readouterr().out
     assert cli.run(["inspect", "both.tuned", "--json"]) == 0
     assert next(f["target"] for f in json.loads(capsys.readouterr().out)) == "NVIDIA H200"
     assert cli.run(["inspect", "both.tuned", "--part", "sm_90"]) == 0
     assert "tuned on NVIDIA H200" in capsys.readouterr().out
     assert cli.run(["report", "both.tuned", "--part", "sm_90", "--format", "md", "-o", "-"]) == 0
-    assert "# two_layers on NVIDIA H200" in capsys.readouterr().out
+    assert "# two-layers on NVIDIA H200" in capsys.readouterr().out
     # Without --part it is the one for this machine.
     assert cli.run(["report", "both.tuned", "--format", "md", "-o", "-"]) == 0
-    assert f"# two_layers on {two_layers.target().name}" in capsys.readouterr().out.replace("\\", "")
+    assert f"# two-layers on {two_layers.target().name}" in capsys.readouterr().out.replace("\\", "")
     assert cli.run(["diff", "both.tuned", "h200.tuned", "--part", "sm_90"]) == 0
 
 

@@ -18,17 +18,17 @@ def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_page_is_named_after_the_model_and_equals_the_one_inside(artifact: Path, capsys):
     assert cli.run(["report", str(artifact)]) == 0
-    assert capsys.readouterr().err == "wrote two_layers.report.html\n"
-    assert Path("two_layers.report.html").read_text(encoding="utf-8") == open_artifact(artifact).report()
+    assert capsys.readouterr().err == "wrote two-layers.report.html\n"
+    assert Path("two-layers.report.html").read_text(encoding="utf-8") == open_artifact(artifact).report()
 
 
 @pytest.mark.parametrize(
     ("arguments", "start"),
     [
-        (["-o", "r.md"], "# two_layers on "),
-        (["-o", "r.json"], '{\n "name": "two_layers"'),
+        (["-o", "r.md"], "# two-layers on "),
+        (["-o", "r.json"], '{\n "name": "two-layers"'),
         (["-o", "r.txt"], "<!doctype html>"),
-        (["-o", "r.txt", "--format", "md"], "# two_layers on "),
+        (["-o", "r.txt", "--format", "md"], "# two-layers on "),
     ],
 )
 def test_the_format_follows_the_name_or_the_option(artifact: Path, arguments: list[str], start: str):

@@ -163,11 +163,11 @@ def contents(**changes: object) -> ArtifactContents:
         inputs=(ModelInput("x", ("batch", WIDTH), "float32"),),
     )
     fields = {
-        "name": "two_layers",
+        "name": "two-layers",
         "request": request,
         "tuning": tuning(compiled()),
         "constants": {"scale": torch.tensor(0.5)},
-        "config_yaml": "name: two_layers\n",
+        "config_yaml": "name: two-layers\n",
         "architecture": "Sequential",
     }
     return ArtifactContents(**{**fields, **changes})

@@ -37,7 +37,7 @@ def test_json_is_the_facts(facts: ReportFacts):
 def test_every_form_says_the_same(facts: ReportFacts, format_: str):
     text = text_of(render(facts, "html")) if format_ == "html" else render(facts, "md").replace("\\", "")
     for said in (
-        "two_layers",
+        "two-layers",
         facts.target,
         "1.33x",
         "matmul 1x8x8 f32 + relu",

@@ -64,7 +64,9 @@ def test_candidates_are_checked_timed_and_compared(device: Device):
     assert len(alone.us) == 3
     assert all(0.1 < us < 1e5 for us in alone.us)
     pair = device.compare(((Candidate("aten"), BASELINE), (good, RIGHT)), POLICY.final)
-    assert [len(s.us) for s in pair if isinstance(s, Samples)] == [7, 7]
+    rounds = {len(s.us) for s in pair if isinstance(s, Samples)}
+    assert len(rounds) == 1  # pairs; fewer than asked for where others use the machine
+    assert POLICY.final.least <= rounds.pop() <= 7
 
 
 def test_what_a_candidate_raises_is_its_own_problem(device: Device):

@@ -1,4 +1,7 @@
-"""Two artifacts of one plan: where their choices differ, both are timed in the same rounds."""
+"""Two artifacts of one plan: where their choices differ, both are timed in the same rounds.
+
+A task that other processes kept either tune from deciding has no choice to compare: it says so itself (`disturbed`).
+"""
 
 from pathlib import Path
 from typing import Any, Final
@@ -26,16 +29,20 @@ def compare_choices(first: Path, second: Path, target: Target) -> dict[str, Any]
     """Compare winners task by task.
 
     Returns:
-        `tasks`; `same` choices; `worst_ratio`: second / first, of the lower ends of the intervals, so above 1 the
+        `tasks`; how many are `undecided` in either; `same` choices of the others; `worst_ratio`: second / first, of the lower ends of the intervals, so above 1 the
         second is surely slower; and `beyond_noise`: how many are surely slower by more than the noise.
     """
-    winners = [_winners(path) for path in (first, second)]
+    choices = [_choices(path) for path in (first, second)]
     tasks = _tasks(first)
-    worst, beyond, same = 1.0, 0, 0
+    worst, beyond, same, undecided = 1.0, 0, 0, 0
     device = DeviceWorker(target)
     try:
         for key, planned in tasks.items():
-            pair = (winners[0][key], winners[1][key])
+            made = choices[0][key], choices[1][key]
+            if any(choice.status == "disturbed" for choice in made):
+                undecided += 1
+                continue
+            pair = made[0].winner, made[1].winner
             if pair[0] == pair[1]:
                 same += 1
                 continue
@@ -44,15 +51,21 @@ def compare_choices(first: Path, second: Path, target: Target) -> dict[str, Any]
             beyond += ratio > 1.0 + _NOISE
     finally:
         device.close()
-    return {"tasks": len(tasks), "same": same, "worst_ratio": worst, "beyond_noise": beyond}
+    return {
+        "tasks": len(tasks),
+        "undecided": undecided,
+        "same": same,
+        "worst_ratio": worst,
+        "beyond_noise": beyond,
+    }
 
 
 def _tasks(path: Path) -> dict[str, TaskRecord]:
     return {r.planned.key: r for r in open_artifact(path).records() if isinstance(r, TaskRecord)}
 
 
-def _winners(path: Path) -> dict[str, Candidate]:
-    return {r.task: r.winner for r in open_artifact(path).records() if isinstance(r, ChoiceRecord)}
+def _choices(path: Path) -> dict[str, ChoiceRecord]:
+    return {r.task: r for r in open_artifact(path).records() if isinstance(r, ChoiceRecord)}
 
 
 def _slower(device: DeviceWorker, task: Any, target: Target, pair: tuple[Candidate, Candidate]) -> float:

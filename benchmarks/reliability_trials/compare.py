@@ -29,8 +29,9 @@ def compare_choices(first: Path, second: Path, target: Target) -> dict[str, Any]
     """Compare winners task by task.
 
     Returns:
-        `tasks`; how many are `undecided` in either; `same` choices of the others; `worst_ratio`: second / first, of the lower ends of the intervals, so above 1 the
-        second is surely slower; and `beyond_noise`: how many are surely slower by more than the noise.
+        `tasks`; how many are `undecided` in either; `same` choices of the others; `worst_ratio`: second / first, of the
+        lower ends of the intervals, so above 1 the second is surely slower; and `beyond_noise`: how many are surely
+        slower by more than the noise.
     """
     choices = [_choices(path) for path in (first, second)]
     tasks = _tasks(first)

@@ -98,6 +98,10 @@ def benchmark_command(
         kind = "h200" if "H200" in target.name else device.type
         place = path or Path(__file__).parent.parent / "results" / f"{name}.{kind}.json"
         command = f"PYTHONPATH=src python benchmarks/{name}.py"
+        if device.type == "cpu":
+            command += " --target cpu"
+        if effort != "balanced":
+            command += f" --effort {effort}"
         ledger = Ledger(place, name, device, command, lambda rows: dict(summarise(rows)))
         for other in others:
             ledger.absorb(other)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import os
 import threading
 from collections import Counter
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from tune_model.extract.request import TransformersSource
 from tune_model.package.attach.matching import Unmatched
 from tune_model.package.load import start
+from tune_model.package.parts import part_for_device
 from tune_model.package.read import Artifact, open_artifact
 from tune_model.package.signature import read_verify_key
 from tune_model.runtime.errors import TuneModelError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from tune_model.runtime.tuned import TunedModel
@@ -124,7 +127,7 @@ def attach(
 
     Args:
         module: The model the artifact was tuned for, in evaluation mode, with its weights, on its device.
-        artifact: A folder or a file.
+        artifact: A folder or a file; of a bundle, the part for the module's device.
         strict: Raise `NotAnsweredError` instead of running the original.
         graphs: Replay decode steps and repeated shapes as CUDA graphs.
         verify_key: A file with the public key that the artifact must be signed by.
@@ -141,14 +144,20 @@ def attach(
     """
     import torch
 
-    opened = open_artifact(artifact, verify_key=None if verify_key is None else read_verify_key(verify_key))
-    tensors = [*module.parameters(), *module.buffers()]
-    if not tensors:
+    key = None if verify_key is None else read_verify_key(verify_key)
+    device = _device_of(module)
+    opened = open_artifact(artifact, None if device is None else part_for_device(device), key)
+    if device is None:
         raise OtherModelError(f"{opened.path}: the module has no parameters; expected the model it was tuned for")
     _check_model(opened, module)
     with torch.no_grad():
-        tuned = start(opened, module, tensors[0].device, graphs=graphs, share=True)
+        tuned = start(opened, module, device, graphs=graphs, share=True)
     return Attachment(module, tuned, _calls(opened, module, tuned), strict=strict)
+
+
+def _device_of(module: "nn.Module") -> "torch.device | None":
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return next((tensor.device for tensor in tensors), None)
 
 
 def _calls(artifact: Artifact, module: "nn.Module", tuned: "TunedModel") -> Calls:

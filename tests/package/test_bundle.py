@@ -103,6 +103,25 @@ def test_loading_here_takes_the_part_for_this_cpu_and_computes(bundle: Path):
     assert {row.candidate for row in tuned.coverage().rows()} == {"cpp_small(unroll=8)"}
 
 
+def test_a_module_on_the_cpu_gets_the_cpus_part_even_beside_a_gpu(bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    """`attach` took the machine's preferred part, the GPU's, whatever device the module was on."""
+
+    def probe(device: str | torch.device) -> System:
+        return gpu(H200) if torch.device(device).type == "cuda" else probe_system(device)
+
+    monkeypatch.setattr("tune_model.package.parts.probe_system", probe)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert native_part(open_parts(bundle)).manifest.target.name == "NVIDIA H200"
+    model = two_layers.model().eval()
+    attached = tune_model.attach(model, bundle)
+    x = torch.linspace(-2, 2, two_layers.WIDTH).reshape(1, two_layers.WIDTH)
+    with torch.no_grad():
+        (y,) = model(x).values()
+    assert torch.allclose(y.double(), two_layers.reference(x), rtol=1e-5, atol=1e-6)
+    assert (attached.answered, attached.unmatched()) == (1, {})
+    assert {row.candidate for row in attached.tuned.coverage().rows()} == {"cpp_small(unroll=8)"}
+
+
 def test_verifying_a_bundle_verifies_this_machines_part(bundle: Path):
     report = verify(bundle, device="cpu")
     assert report.passed, report.checks

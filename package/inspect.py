@@ -11,13 +11,14 @@ import msgspec
 from tune_model.package.contents import code_kinds
 from tune_model.package.fingerprints import CudaToRun
 from tune_model.package.format.members import kernel_member
-from tune_model.package.format.records import ChoiceRecord, NoteRecord, TaskRecord
+from tune_model.package.format.records import ChoiceRecord, NoteRecord, StepRecord, TaskRecord
 from tune_model.package.memory import MemoryPlan, activation_bytes, plan_memory, type_bytes
 from tune_model.package.read import Artifact
 from tune_model.runtime.kernel import CpuLaunch, CudaLaunch
 from tune_model.runtime.program import Apply, Program
 from tune_model.runtime.replay import Entry
 from tune_model.tune.candidate import label
+from tune_model.tune.choice import WholeStep
 
 __all__ = ["ArtifactFacts", "KernelFacts", "MemoryFacts", "ProgramFacts", "TaskFacts", "describe"]
 
@@ -138,6 +139,7 @@ class ArtifactFacts(msgspec.Struct, frozen=True):
         programs: By phase.
         memory: What it occupies when it is served.
         tasks: Largest share of the time first.
+        steps: Whole programs as they were timed while tuning.
         kernels: By file.
         notes: How it was traced.
     """
@@ -158,6 +160,7 @@ class ArtifactFacts(msgspec.Struct, frozen=True):
     programs: tuple[ProgramFacts, ...]
     memory: MemoryPlan
     tasks: tuple[TaskFacts, ...]
+    steps: tuple[WholeStep, ...]
     kernels: tuple[KernelFacts, ...]
     notes: tuple[str, ...]
 
@@ -172,6 +175,7 @@ def describe(artifact: Artifact) -> ArtifactFacts:
     grids = {phase.name: phase.grid for phase in manifest.request.phases}
     tasks: dict[str, TaskRecord] = {}
     choices: list[ChoiceRecord] = []
+    steps: list[WholeStep] = []
     notes: list[str] = []
     for record in artifact.records():
         match record:
@@ -179,6 +183,8 @@ def describe(artifact: Artifact) -> ArtifactFacts:
                 tasks[record.planned.key] = record
             case ChoiceRecord():
                 choices.append(record)
+            case StepRecord():
+                steps.append(record.step)
             case NoteRecord():
                 notes.append(record.text)
     return ArtifactFacts(
@@ -205,6 +211,7 @@ def describe(artifact: Artifact) -> ArtifactFacts:
             graphs=isinstance(manifest.must_match_to_run, CudaToRun),
         ),
         tasks=_tasks(tasks, choices),
+        steps=tuple(steps),
         kernels=_kernels(artifact),
         notes=tuple(notes),
     )

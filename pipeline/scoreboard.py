@@ -1,10 +1,11 @@
-"""The final tables: per task the winner, its time against the extern's and its share; per grid point their sums."""
+"""The final tables: per task the winner, its time, the extern's and its share; per grid point sums and whole steps."""
 
 from rich.console import Console
 from rich.table import Table
 
 from tune_model.pipeline.console import gain_text, time_text
 from tune_model.pipeline.report.facts import ReportFacts, TaskFacts, Totals
+from tune_model.pipeline.report.interval import Gain
 
 __all__ = ["print_scoreboard"]
 
@@ -41,22 +42,26 @@ def _row(task: TaskFacts) -> tuple[str, ...]:
 
 
 def _print_steps(facts: ReportFacts, out: Console) -> None:
-    """Print what one run of each phase takes at each grid point, as the sum of its tasks."""
+    """Print what one run of each phase takes at each grid point, as the sum of its tasks and as it was timed whole."""
     table = Table(title="tasks of one step together", title_justify="left")
     for name in ("step", "tuned", "extern", "speedup", "95 % interval", "floor"):
         table.add_column(name, justify="left" if name == "step" else "right")
+    whole = Table(title="steps timed as one", title_justify="left")
+    for name in ("step", "tuned", "extern", "speedup", "95 % interval"):
+        whole.add_column(name, justify="left" if name == "step" else "right")
     for point in facts.points:
-        gain = point.gain
-        table.add_row(
-            f"{point.phase} {point.point}",
-            time_text(point.after_us),
-            time_text(point.before_us),
-            f"{gain.ratio:.2f}x",
-            f"{gain.low:.2f} to {gain.high:.2f}",
-            time_text(point.floor_us),
-        )
+        name = f"{point.phase} {point.point}"
+        table.add_row(name, *_times(point.after_us, point.before_us, point.gain), time_text(point.floor_us))
+        if point.whole is not None:
+            whole.add_row(name, *_times(point.whole.after_us, point.whole.before_us, point.whole.gain))
     if any(point.after_us > 0 for point in facts.points):
         out.print(table)
+    if whole.row_count:
+        out.print(whole)
+
+
+def _times(after_us: float, before_us: float, gain: Gain) -> tuple[str, str, str, str]:
+    return time_text(after_us), time_text(before_us), f"{gain.ratio:.2f}x", f"{gain.low:.2f} to {gain.high:.2f}"
 
 
 def _lines(facts: ReportFacts, repeated: int) -> list[str]:
@@ -87,7 +92,8 @@ def _summary(facts: ReportFacts, totals: Totals) -> str:
     gain = totals.gain
     start = f"{totals.tasks} tasks, {kept} keep the library; weighted time of {of}"
     if not totals.after_us:
-        return f"{totals.tasks} tasks, none measured"
+        disturbed = totals.statuses.get("disturbed", 0)
+        return f"{totals.tasks} tasks, none {'decided: all keep the library' if disturbed else 'measured'}"
     if gain.low <= 1.0:
         return f"{start} {time_text(totals.after_us)}: no gain over externs alone"
     return (

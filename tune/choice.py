@@ -13,7 +13,7 @@ from tune_model.tune.candidate import Candidate, Rejected
 from tune_model.tune.records.facts import Trail
 from tune_model.tune.target import Target
 
-__all__ = ["Choice", "Measurement", "Tuning"]
+__all__ = ["Choice", "Measurement", "Tuning", "WholeStep"]
 
 
 class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,6 +75,26 @@ class Choice(msgspec.Struct, frozen=True):
     trails: tuple[Trail, ...] = ()
 
 
+class WholeStep(msgspec.Struct, frozen=True):
+    """A whole program at one point of its grid, timed with torch's operators everywhere and with all choices.
+
+    Attributes:
+        program: Its name.
+        point: Value of each of the grid's sizes.
+        median_us: With all choices.
+        baseline_us: With torch's operators, in the same rounds.
+        gain_low: Lower end of the 95 % interval of baseline / tuned.
+        gain_high: Upper end.
+    """
+
+    program: str
+    point: tuple[tuple[str, int], ...]
+    median_us: float
+    baseline_us: float
+    gain_low: float
+    gain_high: float
+
+
 class Tuning(msgspec.Struct, frozen=True):
     """The outcome for a whole plan.
 
@@ -88,6 +108,7 @@ class Tuning(msgspec.Struct, frozen=True):
         seconds: Wall time.
         stopped: `budget` or `interrupted` when some tasks were left `not searched` or `unconfirmed`.
         repeated: Measurements that something disturbed, so that they were taken again.
+        steps: Whole programs, where they were timed and a choice differs from the extern.
     """
 
     plan: Plan
@@ -99,3 +120,4 @@ class Tuning(msgspec.Struct, frozen=True):
     seconds: float
     stopped: Literal["", "budget", "interrupted"] = ""
     repeated: int = 0
+    steps: tuple[WholeStep, ...] = ()

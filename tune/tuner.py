@@ -5,11 +5,12 @@
 2. For every other task, heaviest first: build in a pool of processes (on a GPU ahead of the measuring), check against
    the reference, race, and time the finalists interleaved with the extern. Every measurement is committed before the
    next starts, so whatever ends the run, running it again continues there.
-3. Settle the weight layouts over all tasks that read a weight; that decides each task's winner. New winners are
+3. Where steps may be grouped into regions in several ways, keep the grouping whose tasks take the least time.
+4. Settle the weight layouts over all tasks that read a weight; that decides each task's winner. New winners are
    measured again in a fresh process; where one does not hold, settle again.
-4. Time whole programs with the choices (not at effort quick); one without which a step is faster is out, and the rest
+5. Time whole programs with the choices (not at effort quick); one without which a step is faster is out, and the rest
    is settled again.
-5. Fetch the winners' machine code from the store.
+6. Fetch the winners' machine code from the store.
 
 Nothing is decided from memory: choices are assembled from the records, so a second run gives the same bytes.
 """
@@ -24,7 +25,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from tune_model.extract.task import Plan
+from tune_model.extract.task import Plan, all_tasks
 from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import Effort, Rejected, label
 from tune_model.tune.choice import Choice, Measurement, Tuning
@@ -40,6 +41,7 @@ from tune_model.tune.options import TuneOptions
 from tune_model.tune.records.database import Finalist, Refusal, Timing
 from tune_model.tune.records.facts import Trail
 from tune_model.tune.search.contest import Contest
+from tune_model.tune.search.groupings import choose_grouping
 from tune_model.tune.search.guard import Guard
 from tune_model.tune.search.invariance import Entry, is_bound, settle_invariant
 from tune_model.tune.search.layouts import Settlement
@@ -113,12 +115,13 @@ class _Run:
         self.stopped: Literal["", "budget", "interrupted"] = ""
         sizes = program_bytes(plan)
         self.contests: list[Contest] = []
-        for task in plan.tasks:
+        for task in all_tasks(plan):
             largest = max((sizes[site.program] for site in task.sites), default=0)
             self.contests.append(Contest(task, policy_for(shop.target, largest), shop))
         self.order = sorted(self.contests, key=lambda c: -c.planned.weight * call_us(c.planned, shop.target))
+        self.steps = steps
         self.guard = Guard(plan, shop)
-        self.whole = None if steps is None else WholeProgram(plan, shop, steps)
+        self.whole: WholeProgram | None = None
 
     def run(self) -> Tuning:
         shop = self.shop
@@ -129,6 +132,7 @@ class _Run:
             self._race(index)
         if shop.budget.is_limited:
             self._go_on()
+        self._choose_grouping()
         self.guard.attend(self.contests)
         finals = {contest.planned.key: _finalists(contest) for contest in self.contests}
         bound = {contest.planned.key: contest for contest in self.contests if is_bound(contest.planned.task)}
@@ -157,7 +161,23 @@ class _Run:
             seconds=seconds,
             stopped=self.stopped,
             repeated=shop.repeated,
+            steps=() if self.whole is None else self.whole.steps,
         )
+
+    def _choose_grouping(self) -> None:
+        """Go on with one grouping of the programs, and the races of its tasks."""
+        finals = {
+            contest.planned.key: _finalists(contest)
+            for contest in self.contests
+            if contest.outcome is not None and not _finalists(contest)[0].doubtful and not contest.outcome.failed
+        }
+        self.plan = choose_grouping(self.plan, finals)
+        by_key = {contest.planned.key: contest for contest in self.contests}
+        self.contests = [by_key[task.key] for task in self.plan.tasks]
+        for contest, task in zip(self.contests, self.plan.tasks, strict=True):
+            contest.planned = task  # the same task, with this plan's weight and sites
+        self.guard = Guard(self.plan, self.shop)
+        self.whole = None if self.steps is None else WholeProgram(self.plan, self.shop, self.steps)
 
     def _bind(self, settlement: Settlement, bound: Mapping[str, Contest]) -> Settlement:
         """Give the tasks that must be invariant one candidate per form, which is right on other inputs too."""
@@ -181,8 +201,7 @@ class _Run:
             out = {key: self.whole.dropped(key) for key in finals}
             left = {key: [f for f in final if f.candidate not in out[key]] for key, final in finals.items()}
             settlement = self.guard.settle(left, may_measure=self.stopped != "interrupted")
-        plan = msgspec.structs.replace(settlement.plan, notes=(*settlement.plan.notes, *self.whole.notes))
-        return msgspec.structs.replace(settlement, plan=plan)
+        return settlement
 
     def _announce(self) -> None:
         shop = self.shop

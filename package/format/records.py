@@ -6,7 +6,7 @@ somebody asks (a report, a comparison, a new race without the model), never to r
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, cast
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from tune_model.extract.task import PlannedTask, Skipped
 from tune_model.package.format.wire import ArtifactError, decode, encode
 from tune_model.tune.candidate import Candidate, Rejected
-from tune_model.tune.choice import Choice, Measurement, Tuning
+from tune_model.tune.choice import Choice, Measurement, Tuning, WholeStep
 from tune_model.tune.records.facts import Trail
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "NoteRecord",
     "Record",
     "SkippedRecord",
+    "StepRecord",
     "TaskRecord",
     "read_records",
     "records_of",
@@ -64,6 +65,12 @@ class ChoiceRecord(msgspec.Struct, frozen=True, tag="choice"):
     trails: tuple[Trail, ...] = ()
 
 
+class StepRecord(msgspec.Struct, frozen=True, tag="step"):
+    """A whole program at one point of its grid, before and after."""
+
+    step: WholeStep
+
+
 class SkippedRecord(msgspec.Struct, frozen=True, tag="skipped"):
     """A step that stayed an ATen call."""
 
@@ -76,7 +83,7 @@ class NoteRecord(msgspec.Struct, frozen=True, tag="note"):
     text: str
 
 
-Record = TaskRecord | ChoiceRecord | SkippedRecord | NoteRecord
+Record = TaskRecord | ChoiceRecord | StepRecord | SkippedRecord | NoteRecord
 _RECORD: Final = cast("type[Record]", Record)
 
 
@@ -84,6 +91,7 @@ def records_of(tuning: Tuning) -> Iterator[Record]:
     """Yield what is stored of a tuning, in order."""
     yield from map(TaskRecord, tuning.plan.tasks)
     yield from map(_choice_record, tuning.choices)
+    yield from map(StepRecord, tuning.steps)
     yield from map(SkippedRecord, tuning.plan.skipped)
     yield from map(NoteRecord, tuning.plan.notes)
 
@@ -142,10 +150,16 @@ def _check_numbers(record: Record, file: str) -> None:
             for trail in record.trails:
                 tried = [one for step in trail.footprints for one in (step.at, *step.tried)]
                 times += [one.time_us for one in tried if one.time_us is not None]
-            for time in times:
-                if time != 0 and not _TIME_AT_LEAST <= time <= _TIME_AT_MOST:
-                    expected = f"times and gains of 0, or {_TIME_AT_LEAST:g} to {_TIME_AT_MOST:g}"
-                    raise ArtifactError(file, "$", expected, str(time))
+            _check_times(times, file)
+        case StepRecord(step):
+            _check_times([step.median_us, step.baseline_us, step.gain_low, step.gain_high], file)
+
+
+def _check_times(times: Iterable[float], file: str) -> None:
+    for time in times:
+        if time != 0 and not _TIME_AT_LEAST <= time <= _TIME_AT_MOST:
+            expected = f"times and gains of 0, or {_TIME_AT_LEAST:g} to {_TIME_AT_MOST:g}"
+            raise ArtifactError(file, "$", expected, str(time))
 
 
 def _lines(data: bytes, file: str) -> Iterator[bytes]:

@@ -165,7 +165,7 @@ def print_facts(facts: "ArtifactFacts", out: "Console") -> None:
     """Print the facts for people."""
     from rich.table import Table
 
-    from tune_model.pipeline.console import size_text, time_text
+    from tune_model.pipeline.console import gain_text, size_text, time_text
 
     out.print(
         f"{facts.name}: {facts.architecture or 'model'} ({facts.task}, {facts.dtype}), "
@@ -201,4 +201,13 @@ def print_facts(facts: "ArtifactFacts", out: "Console") -> None:
             task.status,
         )
     out.print(table)
+    for step in facts.steps:
+        point = " ".join(f"{name}={value}" for name, value in step.point)
+        out.print(
+            f"{step.program} {point}: the whole step {time_text(step.median_us)}, with torch's operators "
+            f"{time_text(step.baseline_us)}, {gain_text(step.baseline_us, step.median_us)} "
+            f"({step.gain_low:.2f} to {step.gain_high:.2f})",
+            markup=False,
+            soft_wrap=True,
+        )
     out.print(f"{len(facts.kernels)} kernels, {size_text(sum(k.size_bytes for k in facts.kernels))} of machine code")

@@ -23,6 +23,7 @@ __all__ = [
     "StepTime",
     "TaskFacts",
     "Totals",
+    "WholeFacts",
 ]
 
 
@@ -141,6 +142,14 @@ class StepTime(msgspec.Struct, frozen=True):
     high_ms: float
 
 
+class WholeFacts(msgspec.Struct, frozen=True):
+    """The step as a whole, as it was timed while tuning: launches, gaps and operators that are not tuned included."""
+
+    before_us: float
+    after_us: float
+    gain: Gain
+
+
 class PointFacts(msgspec.Struct, frozen=True):
     """One grid point of a phase.
 
@@ -151,6 +160,7 @@ class PointFacts(msgspec.Struct, frozen=True):
         after_us: With the winners.
         floor_us: Of their floors.
         gain: before / after.
+        whole: The step as a whole; `None` where it was not timed.
         steps: The whole step as `tune-model bench` timed it, the tuned model first; empty without a benchmark.
     """
 
@@ -160,6 +170,7 @@ class PointFacts(msgspec.Struct, frozen=True):
     after_us: float
     floor_us: float
     gain: Gain
+    whole: WholeFacts | None
     steps: tuple[StepTime, ...]
 
 

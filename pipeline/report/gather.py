@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from tune_model.extract.task import PlannedTask, Site
-from tune_model.package.format.records import ChoiceRecord, NoteRecord, SkippedRecord, TaskRecord
+from tune_model.package.format.records import ChoiceRecord, NoteRecord, SkippedRecord, StepRecord, TaskRecord
 from tune_model.pipeline.report.facts import (
     CandidateFacts,
     KindFacts,
@@ -19,6 +19,7 @@ from tune_model.pipeline.report.facts import (
     StepTime,
     TaskFacts,
     Totals,
+    WholeFacts,
 )
 from tune_model.pipeline.report.footprints import footprints
 from tune_model.pipeline.report.interval import Gain, Part, total_gain
@@ -27,7 +28,7 @@ from tune_model.pipeline.report.source import ReportSource
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.program import Apply, Program
 from tune_model.tune.candidate import Candidate, label
-from tune_model.tune.choice import Measurement
+from tune_model.tune.choice import Measurement, WholeStep
 from tune_model.tune.target import CudaTarget, Target
 
 __all__ = ["gather"]
@@ -169,6 +170,7 @@ def _point_text(site: Site) -> str:
 def _points(
     source: ReportSource, rows: Sequence[_Row], roofs: Roofs, steps: Mapping[str, Sequence[StepTime]]
 ) -> Iterable[PointFacts]:
+    timed = {(r.step.program, r.step.point): r.step for r in source.records if isinstance(r, StepRecord)}
     parts: dict[tuple[str, tuple[tuple[str, int], ...]], list[tuple[_Row, int]]] = {}
     for row in rows:
         for site in row.planned.sites if row.counts else ():
@@ -186,8 +188,16 @@ def _points(
             gain=total_gain(
                 Part(c.baseline_us * times, c.median_us * times, c.gain_low, c.gain_high) for c, times in choices
             ),
+            whole=_whole(timed.get((phase, point))),
             steps=tuple(steps.get(f"{phase} {text}", ())),
         )
+
+
+def _whole(step: WholeStep | None) -> WholeFacts | None:
+    if step is None or not step.median_us:
+        return None
+    gain = Gain(step.baseline_us / step.median_us, step.gain_low, step.gain_high)
+    return WholeFacts(step.baseline_us, step.median_us, gain)
 
 
 def _kinds(rows: Sequence[_Row]) -> tuple[KindFacts, ...]:

@@ -37,6 +37,9 @@ def _summary(facts: ReportFacts) -> Iterator[str]:
     yield ""
     yield f"**{_cell(words.verdict(facts))}**"
     yield ""
+    if whole := words.whole_steps(facts):
+        yield _cell(whole)
+        yield ""
     statuses = ", ".join(f"{count} {status}" for status, count in totals.statuses.items())
     yield (
         f"{totals.tasks} tasks: {statuses}. {totals.measurements} timings of {totals.candidates} candidates, "
@@ -58,6 +61,25 @@ def _steps(facts: ReportFacts) -> Iterator[str]:
         ),
         numbers_from=2,
     )
+    timed = [(p, p.whole) for p in facts.points if p.whole is not None]
+    if timed:
+        yield "Whole steps, timed while tuning; `rest` is what a step takes beyond its tasks:"
+        yield ""
+        yield from _table(
+            ("phase", "sizes", "plain", "tuned", "gain", "95 % interval", "rest"),
+            (
+                (
+                    p.phase,
+                    p.point,
+                    time_text(whole.before_us),
+                    time_text(whole.after_us),
+                    *_gain(whole.gain),
+                    words.between_tasks(p),
+                )
+                for p, whole in timed
+            ),
+            numbers_from=2,
+        )
     measured = [(p, step) for p in facts.points for step in p.steps]
     if measured:
         yield "Whole steps, measured by a benchmark:"

@@ -33,6 +33,7 @@ def test_facts_of_an_artifact(artifact_file: Path):
     assert kernel.functions == ("linear_relu",)
     assert kernel.candidates == ("cpp_small(unroll=8)",)
     assert facts.notes == ("rung 1",)
+    assert facts.steps == ()
 
 
 def test_looking_into_an_artifact_needs_no_torch(artifact_file: Path):

@@ -8,11 +8,13 @@ import two_layers
 from forge import files_of, rehash, write_archive
 from settled_tuning import settled
 
-from tune_model.package.format.records import read_records, write_records
+from tune_model.package.format.records import StepRecord, read_records, write_records
+from tune_model.package.format.wire import ArtifactError
 from tune_model.package.read import open_artifact
 from tune_model.package.replan import ReplanError, plan_of
 from tune_model.package.write import write_artifact
 from tune_model.runtime.program import Pack, Transpose
+from tune_model.tune.choice import WholeStep
 
 
 @pytest.mark.parametrize("layouts", [(), (("a1", "transposed"),), (("a1", "mkldnn"),)])
@@ -24,6 +26,25 @@ def test_the_plan_comes_back(tmp_path: Path, layouts: tuple[tuple[str, str], ...
         Pack for _, layout in layouts if layout != "transposed"
     }
     assert plan_of(artifact) == two_layers.tuning(b"").plan
+
+
+def test_steps_that_were_timed_are_kept_and_belong_to_no_plan(tmp_path: Path):
+    """They used to be notes of the plan, so an artifact tuned again on another machine told the old one's times."""
+    step = WholeStep("forward", (("batch", 1),), 4.0, 8.0, 1.9, 2.1)
+    tuning = msgspec.structs.replace(settled(), steps=(step,))
+    artifact = open_artifact(write_artifact(tmp_path / "a.tuned", two_layers.contents(tuning=tuning)))
+    assert [r.step for r in artifact.records() if isinstance(r, StepRecord)] == [step]
+    assert plan_of(artifact) == two_layers.tuning(b"").plan
+
+
+@pytest.mark.parametrize("field", ["median_us", "baseline_us", "gain_low", "gain_high"])
+@pytest.mark.parametrize("value", [-1.0, 1e300])
+def test_steps_that_no_measurement_gives_are_refused(field: str, value: float):
+    step = WholeStep("forward", (), 4.0, 8.0, 1.9, 2.1)
+    wrong = msgspec.structs.replace(step, **{field: value})
+    data = write_records(msgspec.structs.replace(settled(), steps=(step, wrong)))
+    with pytest.raises(ArtifactError, match="times and gains of 0, or"):
+        list(read_records(data, "records"))
 
 
 def test_records_of_another_model_are_refused(tmp_path: Path):

@@ -10,6 +10,7 @@ import two_layers
 from tune_model.package.write import write_artifact
 from tune_model.pipeline import cli
 from tune_model.tune.candidate import Candidate
+from tune_model.tune.choice import WholeStep
 from tune_model.tune.records.facts import Trail
 from tune_model.tune.search.descent import Footprint, Tried
 
@@ -38,6 +39,16 @@ def test_a_climb_is_shown_step_by_step(artifact: str, capsys):
     assert "unroll 1 -> 2" in out
     assert "1 neighbours" in out
     assert "rejected: 1 unsupported" in out
+
+
+def test_memory_and_whole_steps_are_said(tmp_path: Path, capsys):
+    step = WholeStep("forward", (("batch", 1),), 4.75, 9.25, 1.91, 1.99)
+    tuning = msgspec.structs.replace(two_layers.tuning(two_layers.compiled()), steps=(step,))
+    assert cli.run(["inspect", str(write_artifact(tmp_path / "a.tuned", two_layers.contents(tuning=tuning)))]) == 0
+    out = shown(capsys)
+    assert "served: weights 576 B, workspace 1.02 kB; together 1.6 kB" in out
+    told = "forward batch=1: the whole step 4.75 us, with torch's operators 9.25 us, 1.95x (1.91 to 1.99)"
+    assert told in out
 
 
 def test_a_list_is_shown_in_the_order_timed(artifact: str, capsys):

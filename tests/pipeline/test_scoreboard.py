@@ -11,7 +11,8 @@ from tune_model.pipeline.console import gain_text, size_text, time_text
 from tune_model.pipeline.report.gather import gather
 from tune_model.pipeline.report.source import from_contents
 from tune_model.pipeline.scoreboard import print_scoreboard
-from tune_model.tune.choice import Tuning
+from tune_model.tune.candidate import Candidate
+from tune_model.tune.choice import Tuning, WholeStep
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,14 @@ def test_the_tasks_of_a_step_are_added_up(tuning: Tuning):
     assert row(text, "forward batch=16")[1:] == ["6 us", "6 us", "1.00x", "1.00 to 1.00", "6 us"]
 
 
+def test_steps_that_were_timed_as_one_have_a_table(tuning: Tuning):
+    assert "steps timed as one" not in shown(tuning)
+    step = WholeStep("forward", (("batch", 1),), 4.75, 9.25, 1.91, 1.99)
+    text = shown(msgspec.structs.replace(tuning, steps=(step,)))
+    after = text[text.index("steps timed as one") :]
+    assert row(after, "forward batch=1 ")[1:] == ["4.75 us", "9.25 us", "1.95x", "1.91 to 1.99"]
+
+
 def test_what_was_not_measured_shows_no_time_and_no_gain(tuning: Tuning):
     """It used to read `0 us` and `1.00x`, as if it had been found out."""
     text = shown(cut_short(tuning))
@@ -78,6 +87,16 @@ def test_a_run_that_measured_nothing_says_so(tuning: Tuning):
     blank = {"median_us": 0.0, "baseline_us": 0.0, "status": "not searched", "measurements": (), "rejections": ()}
     choices = tuple(msgspec.structs.replace(c, **blank) for c in tuning.choices)
     assert "2 tasks, none measured" in shown(msgspec.structs.replace(tuning, choices=choices))
+
+
+def test_a_machine_too_busy_to_decide_is_said_plainly(tuning: Tuning):
+    choices = tuple(msgspec.structs.replace(c, winner=Candidate("aten"), status="disturbed") for c in tuning.choices)
+    text = shown(msgspec.structs.replace(tuning, choices=choices))
+    assert "2 tasks, none decided: all keep the library" in text
+    assert (
+        "2 tasks keep the library because other processes disturbed their times; tune again with --recheck on an idle "
+        "machine"
+    ) in text
 
 
 def test_numbers_for_people():

@@ -17,6 +17,7 @@ from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import Program, fingerprint
 from tune_model.runtime.replay import Entry
 from tune_model.tune.candidate import Built, Candidate, Rejected, label
+from tune_model.tune.choice import WholeStep
 from tune_model.tune.events import StepTimed
 from tune_model.tune.measuring.interval import paired_ratio, percentile
 from tune_model.tune.measuring.step_bench import StepTimer, Variant, Work
@@ -59,7 +60,7 @@ class WholeProgram:
     """Times steps with and without choices.
 
     Attributes:
-        notes: What each step takes, before and after; of the last settlement that was asked about.
+        steps: What each takes, before and after; of the last settlement that was asked about.
     """
 
     def __init__(self, plan: Plan, shop: Workshop, timer: StepTimer) -> None:
@@ -69,7 +70,7 @@ class WholeProgram:
         self._contests: dict[str, Contest] = {}
         self._dropped: dict[str, dict[Candidate, Rejected]] = {}
         self._built: dict[tuple[str, Candidate], Built] = {}
-        self.notes: tuple[str, ...] = ()
+        self.steps: tuple[WholeStep, ...] = ()
 
     def attend(self, contests: Sequence[Contest]) -> None:
         """Take the races whose choices are looked at."""
@@ -89,17 +90,17 @@ class WholeProgram:
 
     def examine(self, settlement: Settlement) -> bool:
         """Time every step; `False` when a choice is out now and the rest has to be settled again."""
-        notes: list[str] = []
+        steps: list[WholeStep] = []
         before = sum(len(found) for found in self._dropped.values())
         if self._fits():
             settled = {(place.program.name, place.point): place for place in _places(settlement.plan)}
             for plain in _places(self._plan):
                 if self._shop.is_over:
                     break
-                note = self._examine(plain, settled[plain.program.name, plain.point], settlement)
-                if note:
-                    notes.append(note)
-        self.notes = tuple(notes)
+                timed = self._examine(plain, settled[plain.program.name, plain.point], settlement)
+                if timed is not None:
+                    steps.append(timed)
+        self.steps = tuple(steps)
         return sum(len(found) for found in self._dropped.values()) == before
 
     def _fits(self) -> bool:
@@ -111,25 +112,22 @@ class WholeProgram:
         limit = _MEMORY_PART * target.memory_bytes if isinstance(target, CudaTarget) else _CPU_BYTES
         return size_bytes <= limit
 
-    def _examine(self, plain: _Place, settled: _Place, settlement: Settlement) -> str:
-        """Time a step; returns what it takes, empty when it could not be timed."""
+    def _examine(self, plain: _Place, settled: _Place, settlement: Settlement) -> WholeStep | None:
+        """Time a step; returns what it takes, `None` when it could not be timed or nothing in it was chosen."""
         winners = {key: settlement.winners[key] for key in settled.occurrences}
         picks = {key: winner.candidate for key, winner in winners.items()}
         externs = {key: self._contests[key].baseline for key in picks}
         if picks == externs:
-            return ""
+            return None
         found = self._compare((plain, externs), (settled, picks))
         if found is None:
-            return ""
+            return None
         alone = {key: count * winners[key].median_us for key, count in settled.occurrences.items()}
         promised = sum(us * (winners[key].gain - 1.0) for key, us in alone.items())
         if found.baseline_us - found.median_us < _PROMISED * promised or found.gain_high < 1.0:
             self._take_out_each(settled, settlement, picks, externs)
-        return (
-            f"{settled}: the step takes {_ms(found.baseline_us)} with torch's operators and {_ms(found.median_us)} as "
-            f"tuned, {found.gain:.3g}x ({found.gain_low:.3g} to {found.gain_high:.3g}); its tasks add up to "
-            f"{_ms(sum(alone.values()))}"
-        )
+        times = found.median_us, found.baseline_us
+        return WholeStep(settled.program.name, settled.point, *times, found.gain_low, found.gain_high)
 
     def _take_out_each(self, place: _Place, settlement: Settlement, picks: Picks, externs: Picks) -> None:
         """Time the step without each choice; one without which it is surely faster is out."""

@@ -9,19 +9,32 @@ import pytest
 from two_layers import contents
 
 from tune_model.extract.task import Skipped
+from tune_model.package.contents import ArtifactContents
 from tune_model.pipeline.commands.report import render
 from tune_model.pipeline.report.facts import Missing, ReportFacts, StepTime
 from tune_model.pipeline.report.gather import gather
 from tune_model.pipeline.report.plots.scale import log_scale
 from tune_model.pipeline.report.source import from_contents
+from tune_model.tune.choice import WholeStep
 
 STEPS = {"forward batch=1": [StepTime("tuned", 1.0, 0.9, 1.1), StepTime("eager", 2.5, 2.4, 2.6)]}
 MISSING = (Missing("forward", "batch=3", 12, 24, 0, "batch=1"),)
 
 
+WHOLE = (
+    WholeStep("forward", (("batch", 1),), 4.75, 9.25, 1.91, 1.99),
+    WholeStep("forward", (("batch", 16),), 7.25, 7.5, 1.01, 1.06),
+)
+
+
+def with_steps() -> ArtifactContents:
+    base = contents()
+    return contents(tuning=msgspec.structs.replace(base.tuning, steps=WHOLE))
+
+
 @pytest.fixture(scope="module")
 def facts() -> ReportFacts:
-    return gather(from_contents(contents()), steps=STEPS, missing=MISSING)
+    return gather(from_contents(with_steps()), steps=STEPS, missing=MISSING)
 
 
 def text_of(page: str) -> str:
@@ -52,6 +65,9 @@ def test_every_form_says_the_same(facts: ReportFacts, format_: str):
         "2.50x",
         "batch=3",
         "g++",
+        "gain 1.03x (forward batch=16: 7.25 us instead of 7.5 us, 95 % interval 1.01 to 1.06) to 1.95x (forward",
+        "1.91 to 1.99",
+        "1.75 us",  # what the step takes beyond its tasks
     ):
         assert said in text, said
 
@@ -112,7 +128,7 @@ def test_names_from_an_artifact_are_text_not_markup():
 
 
 def test_equal_facts_give_equal_bytes(facts: ReportFacts):
-    again = gather(from_contents(contents()), steps=STEPS, missing=MISSING)
+    again = gather(from_contents(with_steps()), steps=STEPS, missing=MISSING)
     for format_ in ("html", "md", "json"):
         assert render(facts, format_) == render(again, format_)
 

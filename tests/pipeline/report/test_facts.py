@@ -7,13 +7,14 @@ from two_layers import contents, tuning
 from tune_model.package.contents import ArtifactContents
 from tune_model.package.read import open_artifact
 from tune_model.package.write import write_artifact
-from tune_model.pipeline.report.facts import ReportFacts
+from tune_model.pipeline.report.facts import ReportFacts, WholeFacts
 from tune_model.pipeline.report.gather import gather
 from tune_model.pipeline.report.inside import with_report
+from tune_model.pipeline.report.interval import Gain
 from tune_model.pipeline.report.source import from_artifact, from_contents
-from tune_model.pipeline.report.words import verdict
+from tune_model.pipeline.report.words import between_tasks, verdict, whole_steps
 from tune_model.tune.candidate import Candidate
-from tune_model.tune.choice import Measurement
+from tune_model.tune.choice import Measurement, WholeStep
 from tune_model.tune.records.facts import Trail
 from tune_model.tune.search.descent import Footprint, Tried
 
@@ -46,6 +47,20 @@ def test_points_add_up_occurrences(facts: ReportFacts):
         ("forward", "batch=16", 6.0, 6.0),
     ]
     assert [p.gain.ratio for p in facts.points] == [2.0, 1.0]
+
+
+def test_whole_steps_are_those_timed_while_tuning():
+    timed = WholeStep("forward", (("batch", 1),), 4.0, 8.0, 1.9, 2.1)
+    elsewhere = WholeStep("forward", (("batch", 3),), 1.0, 1.0, 1.0, 1.0)
+    base = contents().tuning
+    facts = gather(from_contents(contents(tuning=msgspec.structs.replace(base, steps=(timed, elsewhere)))))
+    assert [point.whole for point in facts.points] == [WholeFacts(8.0, 4.0, Gain(2.0, 1.9, 2.1)), None]
+    # Its tasks add up to 3 us.
+    assert [between_tasks(point) for point in facts.points] == ["1 us", "-"]
+    assert whole_steps(facts) == (
+        "Whole steps, timed as one, gain 2.00x (forward batch=1: 4 us instead of 8 us, 95 % interval 1.90 to 2.10)."
+    )
+    assert whole_steps(gather(from_contents(contents()))) == ""
 
 
 def test_floors_are_at_the_best_rate_and_never_above_the_time_seen(facts: ReportFacts):
@@ -139,6 +154,17 @@ def test_a_disturbed_task_is_in_no_sum():
     assert [p.point for p in facts.points] == ["batch=1"]
     assert facts.roofs.flops_per_us == {"float32": pytest.approx(128 / 1.5)}
     assert "1 tasks whose times other processes disturbed are left out" in verdict(facts)
+
+
+def test_where_nothing_could_be_decided_that_is_the_verdict():
+    """It used to say that the tasks take `- instead of -`, and no gain, as if that had been found out."""
+    base = contents().tuning
+    busy = tuple(msgspec.structs.replace(c, winner=Candidate("aten"), status="disturbed") for c in base.choices)
+    facts = gather(from_contents(contents(tuning=msgspec.structs.replace(base, choices=busy))))
+    assert verdict(facts) == (
+        "No task could be decided, so the plain operators stay everywhere. 2 tasks whose times other processes "
+        "disturbed are left out of all sums; tune again with --recheck on an idle machine."
+    )
 
 
 def test_nothing_measured_is_a_report_too():

@@ -73,12 +73,13 @@ def test_a_step_that_gains_what_its_tasks_gain_is_believed(tmp_path: Path):
     assert winners(tuning) == ["fast", "fast"]
     assert steps.asked == [("aten", "fast"), ("aten", "fast")]  # one for each point
     assert steps.closed == 1
-    notes = tuning.plan.notes
-    assert notes[0] == (
-        "forward batch=1: the step takes 0.01002 ms with torch's operators and 0.00501 ms as tuned, 2x (2 to 2); "
-        "its tasks add up to 0.00501 ms"
-    )
-    assert notes[1].startswith("forward batch=8: ")
+    assert [(step.program, step.point) for step in tuning.steps] == [
+        ("forward", (("batch", 1),)),
+        ("forward", (("batch", 8),)),
+    ]
+    step = tuning.steps[0]
+    assert (step.baseline_us, step.median_us) == (pytest.approx(10.02), pytest.approx(5.01))
+    assert (step.gain_low, step.gain_high) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
 def test_a_choice_that_slows_the_step_gives_way_to_the_next(tmp_path: Path):
@@ -91,14 +92,14 @@ def test_a_choice_that_slows_the_step_gives_way_to_the_next(tmp_path: Path):
     (rejected,) = [r for c, r in choice.rejections if c.family == "fast"]
     assert rejected.reason == "step"
     assert "0.01102 ms with it and 0.01002 ms without" in rejected.detail
-    assert "0.008016 ms as tuned" in tuning.plan.notes[0]
+    assert tuning.steps[0].median_us == pytest.approx(8.016)
 
 
 def test_the_extern_stays_where_nothing_helps_the_step(tmp_path: Path):
     tuning = tuned(tmp_path, Steps({"aten": 10.0, "fast": 11.0, "second": 12.0}))
     assert winners(tuning) == ["aten", "aten"]
     assert {choice.status for choice in tuning.choices} == {"no gain"}
-    assert tuning.plan.notes == ()
+    assert tuning.steps == ()
 
 
 def test_a_choice_that_gains_less_than_it_promised_but_gains_stays(tmp_path: Path):
@@ -121,13 +122,13 @@ def test_a_second_run_measures_nothing_and_decides_the_same(tmp_path: Path, whol
 def test_without_a_timer_nothing_is_asked(tmp_path: Path):
     tuning = tuned(tmp_path, None)
     assert winners(tuning) == ["fast", "fast"]
-    assert tuning.plan.notes == ()
+    assert tuning.steps == ()
 
 
 def test_steps_that_cannot_be_timed_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     tuning = tuned(tmp_path, Steps(fails=True))
     assert winners(tuning) == ["fast", "fast"]
-    assert tuning.plan.notes == ()
+    assert tuning.steps == ()
     assert "could not be timed as a whole: crash" in caplog.text
 
 

@@ -11,6 +11,7 @@ from tune_model.tune.budget import Budget
 from tune_model.tune.building.pool import BuildPool
 from tune_model.tune.building.source import digest_family
 from tune_model.tune.building.store import KernelStore
+from tune_model.tune.building.trial import CompilerWatch
 from tune_model.tune.candidate import Built, Candidate, Family, Rejected
 from tune_model.tune.device import Device
 from tune_model.tune.events import Event
@@ -50,6 +51,7 @@ class Workshop:
         target_key: All of it, as races are keyed by.
         device: Where candidates are checked and timed.
         pool: Builds.
+        compiler: Looks at what the pool built.
         store: Built kernels.
         records: Measurements.
         options: The caller's.
@@ -85,6 +87,7 @@ class Workshop:
         self.store = KernelStore(options.kernels_path)
         self.pool = BuildPool(options.build_workers, options.build_timeout_s)
         self.stop = threading.Event()
+        self.compiler = CompilerWatch(self.pool, target, self.stop)
         self.builds = 0
         self.measured = 0
         self.repeated = 0

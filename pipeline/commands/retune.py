@@ -70,6 +70,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     from tune_model.pipeline.progress import make_report
     from tune_model.pipeline.store import check_store
     from tune_model.pipeline.tuning import finish, tune_options
+    from tune_model.tune.building.trial import require_compiler
     from tune_model.tune.machine.probe import probe_target
     from tune_model.tune.tuner import tune
 
@@ -81,6 +82,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     config, text = stored_config(artifact, effort, budget, target)
     plan = plan_of(artifact)
     machine = probe_target(_kind(artifact) if target == "same" else target)
+    require_compiler(machine)
     console(error=True).print(f"target: {machine.name}", markup=False)
     with make_report(as_json=as_json) as report:
         tuning = tune(plan, machine, tune_options(config, store, recheck=recheck), report)

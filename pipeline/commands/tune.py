@@ -111,6 +111,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 def _measurable_target(loaded: "LoadedConfig") -> "Target":
     """Return the machine to tune for, which must be this one: known before the model is traced."""
+    from tune_model.tune.building.trial import require_compiler
     from tune_model.tune.machine.cuda import require_gpu
     from tune_model.tune.machine.probe import probe_target
     from tune_model.tune.target import CudaTarget
@@ -119,6 +120,7 @@ def _measurable_target(loaded: "LoadedConfig") -> "Target":
         target = probe_target(loaded.config.target)
         if isinstance(target, CudaTarget):
             require_gpu(target, 0)
+        require_compiler(target)
     except TuneModelError as error:
         raise loaded.place(error, ("target",)) from error
     return target

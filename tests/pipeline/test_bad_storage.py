@@ -1,5 +1,6 @@
-"""Disks that fill up and records that are damaged, under the command itself and without pretending."""
+"""Disks that fill up, places that may not be written, damaged records, a broken compiler: under the command itself."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one page: less than a database or an artifact takes."""
     command = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A file system that nobody may write to, not even root."""
+    command = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
@@ -86,3 +100,32 @@ def test_a_disk_that_is_full_is_noticed_before_the_model_is_built(
     shown = capsys.readouterr().err
     assert "No space left on device" in shown
     assert tree(small_disk) == before
+
+
+@pytest.mark.parametrize("inside", [".", "records"])
+def test_records_in_a_place_that_may_not_be_written(
+    store: Path, read_only: Path, tmp_path_factory, capsys: pytest.CaptureFixture[str], inside: str
+):
+    output = tmp_path_factory.mktemp("output")
+    error = refusal(tune(store, output / "a.tuned", read_only / inside), output, capsys)
+    assert "cannot hold records or kernels" in error
+    assert "Read-only file system; expected a writable folder with space" in error
+    assert "choose it with --records" in error
+
+
+@pytest.mark.parametrize("retune", [False, True])
+def test_a_compiler_that_compiles_nothing(
+    store: Path, tmp_path_factory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, retune: bool
+):
+    """It used to cost every candidate of every task, and the library stayed everywhere with exit code 0."""
+    output = tmp_path_factory.mktemp("output")
+    assert cli.run(tune(store, output / "a.tuned")) == 0
+    compilers = tmp_path_factory.mktemp("compilers")
+    (compilers / "g++").write_text("#!/bin/sh\necho 'cc1plus: cannot execute' >&2\nexit 1\n")
+    (compilers / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{compilers}{os.pathsep}{os.environ['PATH']}")
+    arguments = ["retune", str(output / "a.tuned"), "--records", str(store)] if retune else tune(store, output / "b")
+    error = refusal(arguments, output, capsys)
+    assert "g++ on PATH does not compile even the smallest kernel" in error
+    assert "cc1plus: cannot execute" in error
+    assert error.count("smallest kernel") == 1

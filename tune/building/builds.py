@@ -37,12 +37,18 @@ class Builds:
         self._tickets: dict[int, Candidate] = {}
 
     def request(self, candidates: Sequence[Candidate], *, urgent: bool = False) -> None:
-        """Queue builds that are neither here nor in the store; unless urgent, only those the records do not know."""
+        """Queue builds that are neither here nor in the store, of candidates that the records do not know.
+
+        Urgent ones overtake the builds of other races.
+        """
+        self._queue([c for c in candidates if c in self._done or not self.is_known(c)], urgent=urgent)
+
+    def _queue(self, candidates: Sequence[Candidate], *, urgent: bool) -> None:
         pending = {candidate: ticket for ticket, candidate in self._tickets.items()}
         if urgent:
             self.shop.pool.hurry([pending[c] for c in candidates if c in pending])
         for candidate in candidates:
-            if candidate in self._done or candidate in pending or (not urgent and self.is_known(candidate)):
+            if candidate in self._done or candidate in pending:
                 continue
             job = Job(self.shop.family(candidate), self.planned.task, candidate.config, self.shop.target)
             if candidate == self.baseline:
@@ -60,8 +66,9 @@ class Builds:
         Raises:
             InterruptedRaceError: The user asked to stop meanwhile.
             AbandonedRaceError: The whole run's time is over.
+            CompilerBrokenError: The compiler refuses every kernel, not this one.
         """
-        self.request([candidate], urgent=True)
+        self._queue([candidate], urgent=True)
         while candidate not in self._done:
             self._collect()
         return self._done[candidate]
@@ -106,6 +113,9 @@ class Builds:
         if self.shop.is_over and not self.shop.is_assembling:
             raise AbandonedRaceError
         for ticket, result in self.shop.pool.wait(self._tickets, timeout_s).items():
+            self.shop.compiler.mind(result, self.planned.task)
+            if self.shop.stop.is_set():
+                raise InterruptedRaceError
             candidate = self._tickets.pop(ticket)
             self._done[candidate] = result
             self.shop.keep(self._key(candidate), result)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 import torch
 
 from tune_model.runtime.expression import evaluate
+from tune_model.runtime.program import Form, Parameter
+from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.loops.ir import (
     Access,
     Bound,
@@ -157,3 +159,19 @@ def interpret(nest: LoopNest, slots: Mapping[str, torch.Tensor], values: Mapping
         size = 1 + sum((s - 1) * t for s, t in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
         flat[name] = tensor.as_strided((size,), (1,))
     Interpreter(nest, flat, values).run()
+
+
+def run_nest(nest: LoopNest, form: Form, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a form's nest on inputs; results are poisoned before."""
+    outputs = [_poisoned(r) for r in form.results]
+    slots = {p.name: t for p, t in zip((*form.parameters, *form.results), (*inputs, *outputs), strict=True)}
+    interpret(nest, slots, slot_sizes(form))
+    return outputs
+
+
+def _poisoned(result: Parameter) -> torch.Tensor:
+    dtype = getattr(torch, result.type.dtype)
+    poison = math.nan if dtype.is_floating_point else dtype == torch.bool or 99
+    if result.type.strides is None:
+        return torch.full(result.type.shape, poison, dtype=dtype)
+    return torch.empty_strided(result.type.shape, result.type.strides, dtype=dtype).fill_(poison)

@@ -3,7 +3,7 @@
 import torch
 from form_builder import FormBuilder
 
-from tune_model.runtime.program import Form
+from tune_model.runtime.program import Form, Ref
 
 
 def rms_norm(rows: int, columns: int, dtype: str = "bfloat16") -> Form:
@@ -36,3 +36,26 @@ def gelu_chain(rows: int, columns: int, dtype: str = "bfloat16") -> Form:
     x, scale, bias = b.input((rows, columns), dtype), b.input((rows, 1), dtype), b.input((columns,), dtype)
     y = b.call("gelu.default", b.call("add.Tensor", x, bias), approximate="tanh")
     return b.form(b.call("mul.Tensor", y, scale))
+
+
+def rope(tokens: int, heads: int, width: int, dtype: str = "bfloat16") -> Form:
+    """A rotary embedding as extract states it: heads of a merged projection, angles shared by a token's heads."""
+    b = FormBuilder()
+    x = b.input((tokens, heads, width), dtype, (2 * heads * width, width, 1))
+    return b.form(_turned(b, x, tokens, dtype))
+
+
+def normal_rope(tokens: int, heads: int, width: int, dtype: str = "bfloat16") -> Form:
+    """A norm of each head before it is rotated."""
+    b = FormBuilder("reduction")
+    x = b.input((tokens, heads, width), dtype, (2 * heads * width, width, 1))
+    normal = b.call("rms_norm.default", x, [width], b.input((width,), dtype, role="weight"), 1e-6)
+    return b.form(_turned(b, normal, tokens, dtype))
+
+
+def _turned(b: FormBuilder, x: Ref, tokens: int, dtype: str) -> Ref:
+    width = b.parameters[0].type.shape[-1]
+    cos, sin = b.input((tokens, 1, width), dtype), b.input((tokens, 1, width), dtype)
+    halves = b.call("slice.Tensor", x, -1, width // 2, width), b.call("slice.Tensor", x, -1, 0, width // 2)
+    swapped = b.call("cat.default", [b.call("neg.default", halves[0]), halves[1]], -1)
+    return b.call("add.Tensor", b.call("mul.Tensor", x, cos), b.call("mul.Tensor", swapped, sin))

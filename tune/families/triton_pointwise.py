@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from tune_model.extract.task import Task
 from tune_model.runtime.expression import evaluate, product
 from tune_model.runtime.kernel import Requirement, Within
-from tune_model.runtime.program import FormKind
+from tune_model.runtime.program import Form, FormKind
 from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
+from tune_model.tune.loops.pieces import in_pieces
 from tune_model.tune.loops.rounding import elide_rounding
 from tune_model.tune.search.order import LIMITS, thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
@@ -30,7 +31,7 @@ class TritonPointwise:
     """See the module."""
 
     name = "triton_pointwise"
-    version = 2
+    version = 3
     kinds: frozenset[FormKind] = frozenset({"pointwise", "reduction"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -39,7 +40,7 @@ class TritonPointwise:
             return Rejected("unsupported", "a CUDA kernel")
         if task.form.kind not in {"reduction", "pointwise"}:
             return Rejected("unsupported", f"a {task.form.kind}; expected a pointwise chain")
-        nest = lower(task.form)
+        nest = _nest(task.form)
         if isinstance(nest, Rejected):
             return nest
         if nest.inner:
@@ -53,7 +54,7 @@ class TritonPointwise:
 
     def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
         """Yield blocks near the heuristic first."""
-        nest = lower(task.form)
+        nest = _nest(task.form)
         if isinstance(nest, Rejected) or not isinstance(target, CudaTarget):
             return
         elements = _elements(task, nest)
@@ -77,7 +78,7 @@ class TritonPointwise:
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launch without compiling."""
-        nest = lower(task.form)
+        nest = _nest(task.form)
         if isinstance(nest, Rejected):
             return nest
         from tune_model.tune.triton.kernels import rows as kernels
@@ -104,6 +105,11 @@ class TritonPointwise:
         if isinstance(plan, Rejected) or not isinstance(target, CudaTarget):
             return plan if isinstance(plan, Rejected) else Rejected("unsupported", "a CUDA kernel")
         return build_kernel(plan, target)
+
+
+def _nest(form: Form) -> LoopNest | Rejected:
+    nest = lower(form)
+    return nest if isinstance(nest, Rejected) or nest.inner else in_pieces(nest)
 
 
 def _elements(task: Task, nest: LoopNest) -> int:

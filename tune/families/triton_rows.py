@@ -7,6 +7,7 @@ from tune_model.runtime.program import Form, FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
+from tune_model.tune.loops.pieces import in_pieces
 from tune_model.tune.loops.rounding import elide_rounding
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
@@ -29,6 +30,7 @@ def rows_of(form: Form, target: Target | None = None) -> LoopNest | Rejected:
         return nest
     if nest.inner == 0:
         return Rejected("unsupported", "nothing is reduced")
+    nest = in_pieces(nest)
     shape = geometry_of(nest, form)
     if not shape.rows or not shape.width:
         return Rejected("unsupported", f"{shape.rows} rows of {shape.width} columns")
@@ -39,7 +41,7 @@ class TritonRows:
     """See the module."""
 
     name = "triton_rows"
-    version = 2
+    version = 3
     kinds: frozenset[FormKind] = frozenset({"pointwise", "reduction"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:

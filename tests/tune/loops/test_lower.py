@@ -4,28 +4,13 @@ import pytest
 import torch
 from form_builder import FormBuilder, random_inputs, run_results
 from loop_catalogue import UNARY, special_values
-from loop_interpreter import interpret
+from loop_interpreter import run_nest as run
 
 from tune_model.runtime.program import Form, Parameter, TensorType, ValueRange
 from tune_model.runtime.replay import slot_sizes, unmet
 from tune_model.tune.candidate import Rejected
 from tune_model.tune.loops.ir import LoopNest
 from tune_model.tune.loops.lower import lower
-
-
-def run(nest: LoopNest, form: Form, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    outputs = [_poisoned(r) for r in form.results]
-    slots = {p.name: t for p, t in zip((*form.parameters, *form.results), (*inputs, *outputs), strict=True)}
-    interpret(nest, slots, slot_sizes(form))
-    return outputs
-
-
-def _poisoned(result: Parameter) -> torch.Tensor:
-    dtype = getattr(torch, result.type.dtype)
-    poison = math.nan if dtype.is_floating_point else dtype == torch.bool or 99
-    if result.type.strides is None:
-        return torch.full(result.type.shape, poison, dtype=dtype)
-    return torch.empty_strided(result.type.shape, result.type.strides, dtype=dtype).fill_(poison)
 
 
 def check(form: Form, *, seed: int = 0, inputs: list[torch.Tensor] | None = None) -> LoopNest:

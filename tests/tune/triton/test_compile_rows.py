@@ -6,7 +6,7 @@ import pytest
 import triton
 from devices import cuda_target
 from form_builder import FormBuilder
-from row_forms import argmax, gelu_chain, rms_norm, softmax
+from row_forms import argmax, gelu_chain, normal_rope, rms_norm, rope, softmax
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -74,6 +74,8 @@ def accesses(ptx: str) -> set[str]:
         (ROWS, softmax(4096, 8192, "bfloat16"), 0),
         (ROWS, column_sum(4096, 4096), 0),
         (POINTWISE, swiglu(1 << 20), 0),
+        (POINTWISE, rope(2048, 40, 128), 0),
+        (ROWS, normal_rope(2048, 32, 128), 0),
         (SPLIT, softmax(16, 131072, "bfloat16"), 1),
         (SPLIT, argmax(4, 262144), 0),
         (SPLIT, layer_norm(4, 262144), 1),
@@ -87,6 +89,18 @@ def test_rows_are_read_sixteen_bytes_at_a_time(family, form: Form, launch: int):
     rows = [w for w in re.findall(r"ld\.global\S*?(v\d\.b\d+|\.b\d+)\b", text) if w.startswith("v")]
     assert rows
     assert set(rows) == {"v4.b32"}, accesses(text)
+
+
+@pytest.mark.parametrize("arch", [80, 89, 90, 100])
+def test_a_rotary_embedding_compiles_for_every_architecture(arch: int):
+    task, target = Task(rope(64, 8, 128), NumericRules()), cuda_target(arch)
+    built = POINTWISE.build(task, next(iter(POINTWISE.configurations(task, target, Effort.QUICK))), target)
+    assert not isinstance(built, Rejected), built
+    assert built.spill_bytes == 0
+
+
+def test_no_element_of_a_rotary_embedding_asks_which_half_it_lies_in():
+    assert "selp" not in compiled(planned(POINTWISE, rope(2048, 40, 128)))[0]
 
 
 def test_stages_copy_ahead_into_shared_memory():

@@ -4,7 +4,7 @@ import pytest
 from form_builder import FormBuilder, random_inputs
 from interpreted import interpret
 from nearness import assert_near
-from row_forms import rms_norm
+from row_forms import normal_rope, rms_norm, rope
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.program import Form
@@ -105,6 +105,16 @@ def test_a_permuted_input_and_halves_of_a_row():
     x = b.input((4, 6, 10), strides=(6, 1, 24))
     left, right = b.call("slice.Tensor", x, 2, 0, 5), b.call("slice.Tensor", x, 2, 5, 10)
     check(b.form(b.call("mul.Tensor", b.call("silu.default", left), right)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_halves_of_heads_turned_against_each_other(dtype: str):
+    form = rope(5, 3, 32, dtype)
+    inputs = random_inputs(form)
+    inputs[0][1, 1, 3] = math.nan
+    inputs[0][2, 1, 20] = math.inf
+    check(form, inputs)
+    check(normal_rope(5, 3, 32, dtype), configs=tiles((4, 16), (2, 8), (1, 16)))
 
 
 def test_rows_gathered_by_an_index():

@@ -19,8 +19,8 @@ _WORKSPACE_BYTES: Final = 32 << 20
 
 _AT_MOST: Final = 64
 _SPLITS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-_REDUCTIONS: Final = (1, 2)
-"""In place or in the type that sums have; never in the type of the result, which rounds every part."""
+_REDUCTION: Final = 2
+"""In the type that sums have; in place or in the type of the result rounds every part."""
 
 
 class LibraryChoice(msgspec.Struct, frozen=True):
@@ -73,8 +73,7 @@ def _changes(algorithm: LibraryAlgorithm) -> Iterator[LibraryAlgorithm]:
             yield msgspec.structs.replace(algorithm, swizzle=swizzle)
     for splits in _SPLITS:
         if splits != algorithm.split_k:
-            for reduction in _REDUCTIONS if splits > 1 else (0,):
-                yield msgspec.structs.replace(algorithm, split_k=splits, reduction=reduction)
+            yield msgspec.structs.replace(algorithm, split_k=splits, reduction=_REDUCTION if splits > 1 else 0)
 
 
 def _needed(library: CublasLt, problem: Problem, algorithm: LibraryAlgorithm) -> int | None:

@@ -26,7 +26,12 @@ _COMPUTE_TF32: Final = 77
 _EPILOGUE_DEFAULT, _EPILOGUE_BIAS = 1, 4
 _DESC_TRANSPOSE_A, _DESC_TRANSPOSE_B, _DESC_EPILOGUE, _DESC_BIAS_POINTER = 3, 4, 7, 8
 _PREFER_WORKSPACE_BYTES: Final = 1
+_PREFER_REDUCTIONS: Final = 3
 _PREFER_ALIGNMENTS: Final = (5, 6, 7, 8)  # of A, B, C and D
+
+_REDUCE_IN_COMPUTE_TYPE: Final = 2
+"""Parts of a split K stay float32 until they are added. The other schemes add them, or keep them, in the result's type
+(cublasLtReductionScheme_t), which costs all its accuracy where they cancel."""
 
 ALIGNMENT: Final = 16
 """Bytes that every operand's address must be a multiple of: what algorithms are searched and checked for."""
@@ -194,7 +199,7 @@ class CublasLt:
         self.check(found, f"cublasLtMatmulDescSetAttribute {attribute}")
 
     def search(self, problem: Problem, *, workspace_bytes: int, at_most: int) -> list[tuple[LibraryAlgorithm, int]]:
-        """Ask the library which algorithms suit a problem.
+        """Ask the library which algorithms suit a problem, but for those that round the parts of a split K.
 
         Args:
             problem: What to compute.
@@ -212,8 +217,9 @@ class CublasLt:
             )
         if status != 0:
             return []
-        found = results[: count.value]
-        return [(self._read(result.algorithm), result.workspace_bytes) for result in found if result.state == 0]
+        legal = [result for result in results[: count.value] if result.state == 0]
+        found = [(self._read(result.algorithm), result.workspace_bytes) for result in legal]
+        return [pair for pair in found if pair[0].reduction in {0, _REDUCE_IN_COMPUTE_TYPE}]
 
     @contextmanager
     def _described(self, problem: Problem) -> Iterator[_Descriptors]:
@@ -228,7 +234,10 @@ class CublasLt:
         preference = ctypes.c_void_p()
         made = self.library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference))
         self.check(made, "cublasLtMatmulPreferenceCreate")
-        wishes: list[tuple[int, Any]] = [(_PREFER_WORKSPACE_BYTES, ctypes.c_uint64(workspace_bytes))]
+        wishes: list[tuple[int, Any]] = [
+            (_PREFER_WORKSPACE_BYTES, ctypes.c_uint64(workspace_bytes)),
+            (_PREFER_REDUCTIONS, ctypes.c_uint32(_REDUCE_IN_COMPUTE_TYPE)),
+        ]
         wishes += [(attribute, ctypes.c_uint32(ALIGNMENT)) for attribute in _PREFER_ALIGNMENTS]
         try:
             for attribute, value in wishes:

@@ -34,10 +34,10 @@ class TritonSplitK:
         product = read_product(task)
         if isinstance(product, Rejected):
             return product
-        if product.batch is not None:
-            return Rejected("unsupported", "a batched matmul, whose batches fill the device")
         if not split_k_space(product, target):
-            return Rejected("unsupported", f"{product.m} x {product.n} x {product.k} fills the device unsplit")
+            size = f"{product.m} x {product.n} x {product.k}"
+            batches = "" if product.batch is None else f"{product.batches} of "
+            return Rejected("unsupported", f"{batches}{size} fills the device unsplit")
         return None
 
     def start(self, task: Task, target: Target) -> Config:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from tune_model.extract.task import Task
 from tune_model.runtime.expression import Dim, evaluate
+from tune_model.runtime.expression import product as times
 from tune_model.runtime.kernel import Requirement, Within, Workspace
 from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes
@@ -178,13 +179,13 @@ def epilogue_function(product: Product, *, returns: bool = False) -> tuple[Argum
 
 
 def partial_function(product: Product) -> Argument:
-    """Print the function that stores a split's part of the product for the second pass."""
+    """Print the function that stores a part of the product for the second pass: of a batch and a range of K."""
     total = product.n * product.halves
     lines = [
         "@triton.jit",
-        "def partial(acc0, acc1, split, rows, columns, m_size, operands):",
+        "def partial(acc0, acc1, part, rows, columns, m_size, operands):",
         f"    inside = (rows < m_size) & (columns < {product.n})",
-        "    row = tl.cast(split, tl.int64) * m_size + rows",
+        "    row = tl.cast(part, tl.int64) * m_size + rows",
         f"    pointers = operands[0] + row * {total} + columns",
         "    tl.store(pointers, acc0, mask=inside)",
     ]
@@ -235,8 +236,10 @@ def asked_ahead(product: Product, config: Config) -> int:
     """
     values = dict(config)
     element = ELEMENT_BYTES[product.epilogue.dtype]
-    _, column, step = product.w_strides
+    batch, column, step = product.w_strides
     if not values["prefetch"] or not isinstance(column, int) or not isinstance(step, int) or 1 not in {column, step}:
+        return 0
+    if not isinstance(batch, int) or batch * element % 16:
         return 0
     block_n, block_k, splits = int(values["block_n"]), int(values["block_k"]), int(values.get("split_k", 1))
     steps = -(-product.k // block_k)
@@ -304,12 +307,12 @@ def split_k_plan(product: Product, config: Config) -> KernelPlan:
     The sum is made by each tile's last program, or by a second launch.
     """
     splits, pdl = int(dict(config)["split_k"]), bool(dict(config)["pdl"])
-    rows = product.epilogue.m.extent
-    workspace = Workspace("ws0", "float32", f"({rows})*{splits * product.n * product.halves}")
+    parts = times((_batches(product), product.epilogue.m.extent, splits * product.n * product.halves))
+    workspace = Workspace("ws0", "float32", parts)
     if dict(config)["last_adds"]:
         operands, epilogue = epilogue_function(product)
         launch = _matmul(product, config, operands, epilogue)
-        counters = Workspace("ws1", "int32", launch.grid[0], counters=True)
+        counters = Workspace("ws1", "int32", times((launch.grid[0], _batches(product))), counters=True)
         return KernelPlan((launch,), (workspace, counters), product.layouts, _demands(product))
     first = _matmul(product, config, (Slot("ws0", "float32"),), partial_function(product))
     second = sum_launch(product, splits, pdl=pdl)
@@ -336,7 +339,7 @@ def sum_launch(product: Product, splits: int, *, pdl: bool) -> Launch:
         "PDL": Constant(pdl),
         "EPILOGUE": epilogue,
     }
-    grid: tuple[Dim, Dim, Dim] = (f"cdiv({rows}, {block_m})", -(-product.n // block_n), 1)
+    grid: tuple[Dim, Dim, Dim] = (f"cdiv({rows}, {block_m})", -(-product.n // block_n), _batches(product))
     return Launch(matmul.sum_partials, arguments, grid, Options(4, 1, programmatic=pdl))
 
 

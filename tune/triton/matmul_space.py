@@ -265,13 +265,17 @@ def _anchors(product: Product) -> tuple[list[Tile], list[Tile]]:
     return own, list(cut)
 
 
+def _programs(product: Product, block_m: int, block_n: int) -> int:
+    """Return how many tiles of the result there are, in all batches."""
+    return -(-product.m // block_m) * -(-product.n // block_n) * product.batches
+
+
 def _waves(product: Product, target: CudaTarget, splits: int = 1) -> Callable[[Tile], float]:
     """Penalty for a last wave that leaves multiprocessors idle, and for tails of K."""
 
     def waves(tile: Tile) -> float:
         block_m, block_n, block_k, *_ = tile
-        programs = -(-product.m // block_m) * -(-product.n // block_n) * splits * product.batches
-        per_wave = programs / target.sm_count
+        per_wave = _programs(product, block_m, block_n) * splits / target.sm_count
         idle = math.ceil(per_wave) / per_wave - 1.0
         # Rows that the tile has and the task does not; columns likewise.
         padding = -(-product.m // block_m) * block_m / product.m - 1.0 if product.m > 16 else 0.0
@@ -316,14 +320,14 @@ def split_k_space(product: Product, target: CudaTarget) -> list[Config]:
     tiles = {
         (m, n, k, s, w, x): nearest((m, n, k, s, w, 1 + x))
         for m, n, k, s, w, x in dict.fromkeys([t for t in anchors if fits(t)] + _spread(product, target))
-        if -(-product.m // m) * -(-product.n // n) * 2 <= 8 * target.sm_count
+        if _programs(product, m, n) * 2 <= 8 * target.sm_count
     }
     for splits in (2, 3, 4, 6, 8, 16):
         waves = _waves(product, target, splits)
         for tile, near in tiles.items():
             m, n, k, *_ = tile
             steps = -(-product.k // k) / splits
-            programs = -(-product.m // m) * -(-product.n // n)
+            programs = _programs(product, m, n)
             # Too short a range pays for the second pass and fills no pipeline; a full device needs no split.
             if steps < 2 or programs * splits > 8 * target.sm_count:
                 continue

@@ -205,6 +205,12 @@ def test_batches(dtype: str):
     check(batched(6, 70, 96, 136, dtype, a=(136, 6 * 136, 1), b=(96 * 136, 1, 136)), "triton_matmul", 6)
 
 
+@pytest.mark.parametrize("last_adds", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_split_k_of_batches(dtype: str, last_adds: bool):
+    check(batched(3, 20, 96, 4096, dtype, tail="residual"), "triton_split_k", 4, last_adds=last_adds)
+
+
 @pytest.mark.parametrize("a", [None, (1, 72)])
 @pytest.mark.parametrize("b", [None, (1, 256)])
 def test_all_four_orders_of_the_operands(a: tuple[int, int] | None, b: tuple[int, int] | None):

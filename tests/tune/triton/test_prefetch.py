@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 from devices import cuda_target
-from product_forms import linear
+from product_forms import batched, linear
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.program import Form
@@ -68,6 +68,15 @@ def test_nothing_is_asked_for_unless_the_configuration_says_so():
     assert not isinstance(product, Rejected)
     config = {"block_n": 32, "block_k": 64, "split_k": 1, "prefetch": False}
     assert asked_ahead(product, tuple(config.items())) == 0
+
+
+@pytest.mark.parametrize(("stride", "asks"), [(96 * 136, True), (96 * 136 + 8, True), (96 * 136 + 4, False)])
+def test_nothing_is_asked_for_where_a_batch_begins_between_16_bytes(stride: int, asks: bool):
+    form = batched(3, 16, 96, 136, "bfloat16", b=(stride, 1, 136))
+    product = read_product(Task(form, NumericRules()))
+    assert not isinstance(product, Rejected)
+    config = {"block_n": 32, "block_k": 64, "split_k": 1, "prefetch": True}
+    assert (asked_ahead(product, tuple(config.items())) > 0) == asks
 
 
 def instructions(cubin: bytes) -> str:

@@ -103,7 +103,9 @@ def finish(
     if STORE:
         result_tiles.store([row, column], EPILOGUE(acc0, acc1, place, rows, columns, m_size, operands))
     elif LAST_ADDS:
-        add_if_last(acc0, acc1, place, rows, columns, m_size, operands, partials, counter, N, HALVES, SPLIT_K, EPILOGUE)
+        add_if_last(
+            acc0, acc1, 0, place, rows, columns, m_size, operands, partials, counter, N, HALVES, SPLIT_K, EPILOGUE
+        )
     else:
         EPILOGUE(acc0, acc1, place, rows, columns, m_size, operands)
 

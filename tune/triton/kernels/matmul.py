@@ -45,7 +45,8 @@ def matmul(
     tile with few rows still fills the tensor cores' wide side. WRAP_ROWS reads rows past the end again from the start
     (no masks in the loop) where masking would save no traffic. The weights' first AHEAD elements of k are asked for
     before the predecessor is waited for. With LAST_ADDS the program that is the last of a tile's SPLIT_K to arrive adds
-    their parts in a fixed order and finishes the tile; else EPILOGUE stores a part and a second kernel adds them.
+    their parts in a fixed order and finishes the tile; else EPILOGUE stores part `batch * SPLIT_K + split` and a second
+    kernel adds them.
     """
     pid = tl.program_id(0)
     batch = tl.program_id(2)
@@ -134,7 +135,7 @@ def matmul(
 
     place = batch
     if SPLIT_K > 1:
-        place = tl.program_id(1)
+        place = batch * SPLIT_K + tl.program_id(1)
     if SWAP:
         rows = rows[None, :]
         columns = columns[:, None]
@@ -145,13 +146,14 @@ def matmul(
         add_if_last(
             acc0,
             acc1,
+            batch,
             tl.program_id(1),
             rows,
             columns,
             m_size,
             operands,
             partials,
-            counters + pid,
+            counters + batch * tl.num_programs(0) + pid,
             N,
             HALVES,
             SPLIT_K,
@@ -165,6 +167,7 @@ def matmul(
 def add_if_last(
     acc0,
     acc1,
+    batch,
     split,
     rows,
     columns,
@@ -184,7 +187,7 @@ def add_if_last(
     """
     mask = (rows < m_size) & (columns < N)
     step = m_size.to(tl.int64) * (N * HALVES)
-    pointers = partials + rows.to(tl.int64) * (N * HALVES) + columns
+    pointers = partials + batch * (step * SPLIT_K) + rows.to(tl.int64) * (N * HALVES) + columns
     mine = pointers + split * step
     tl.store(mine, acc0, mask=mask)
     if HALVES == 2:
@@ -201,7 +204,7 @@ def add_if_last(
                 total1 += tl.load(pointers + part * step + N, mask=mask, other=0.0, cache_modifier=".cg")
         if HALVES == 1:
             total1 = total0
-        EPILOGUE(total0, total1, 0, rows, columns, m_size, operands)
+        EPILOGUE(total0, total1, batch, rows, columns, m_size, operands)
         tl.store(counter, 0)
 
 
@@ -218,13 +221,14 @@ def sum_partials(
     PDL: tl.constexpr,
     EPILOGUE: tl.constexpr,
 ):
-    """Add the SPLIT_K partial products [SPLIT_K, m_size, N * HALVES] in a fixed order and finish the tile."""
+    """Add partial products [batch, SPLIT_K, m_size, N * HALVES] in a fixed order and finish the tile."""
     wait_for_predecessor(PDL)
+    batch = tl.program_id(2)
     rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     mask = (rows < m_size) & (columns < N)
     step = m_size.to(tl.int64) * (N * HALVES)
-    pointers = partials + rows.to(tl.int64) * (N * HALVES) + columns
+    pointers = partials + batch * (step * SPLIT_K) + rows.to(tl.int64) * (N * HALVES) + columns
     acc0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc1 = acc0
     for split in tl.static_range(SPLIT_K):
@@ -233,4 +237,4 @@ def sum_partials(
             acc1 += tl.load(pointers + split * step + N, mask=mask, other=0.0)
     if HALVES == 1:
         acc1 = acc0
-    EPILOGUE(acc0, acc1, 0, rows, columns, m_size, operands)
+    EPILOGUE(acc0, acc1, batch, rows, columns, m_size, operands)

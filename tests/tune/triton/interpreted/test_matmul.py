@@ -119,3 +119,19 @@ def test_batches_that_lie_apart_and_crosswise():
     """Rows of one batch between those of another, as heads lie in [tokens, heads, dim]."""
     form = batched(3, 20, 24, 40, a=(40, 120, 1), b=(40 * 24, 1, 40))
     check(form, triton_matmul.FAMILY, tile(16, 16, 16))
+
+
+@pytest.mark.parametrize("last_adds", [False, True])
+@pytest.mark.parametrize("tail", ["", "residual"])
+def test_split_k_of_batches(last_adds: bool, tail: str):
+    """Parts and counters of one batch beside those of the next."""
+    config = tile(16, 32, 32, split_k=3, last_adds=last_adds)
+    check(batched(3, 20, 40, 200, tail=tail), triton_split_k.FAMILY, config)
+    check(batched(3, 5, 40, 200, "bfloat16", tail=tail), triton_split_k.FAMILY, config)
+
+
+@pytest.mark.parametrize("last_adds", [False, True])
+def test_split_k_of_batches_with_swapped_operands_crosswise(last_adds: bool):
+    config = tile(16, 64, 32, swap=True, split_k=2, last_adds=last_adds)
+    form = batched(3, 20, 72, 104, a=(104, 312, 1), b=(104 * 72, 1, 104))
+    check(form, triton_split_k.FAMILY, config)

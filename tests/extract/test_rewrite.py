@@ -6,7 +6,9 @@ from raw_programs import Example, Function, ops, raw_program, relative_error, ru
 from torch import nn
 
 from tune_model.extract.rewrite import rewrite
+from tune_model.extract.rewrite.additions import take_additions_apart
 from tune_model.extract.rewrite.attention import fold_query_scales, read_attention_operands_in_place
+from tune_model.extract.rewrite.einsum import spell_einsums
 from tune_model.extract.rewrite.equal_calls import share_common_calls
 from tune_model.extract.rewrite.grouped_query import recognise_grouped_queries
 from tune_model.extract.rewrite.heads import join_heads
@@ -391,6 +393,81 @@ def test_products_with_weights_are_linears():
     module = Function(products, (16, 8), (8, 16), (8,))
     program = check(module, [spell, spell_linears], exact=False, x=(normal(3, 16), ("batch", 16)))
     assert [o for o in ops(program) if o != "permute"] == ["linear"] * 3
+
+
+@pytest.mark.parametrize(
+    ("equation", "weight", "left"),
+    [
+        ("bhtd,hde->bthe", (4, 8, 24), ["matmul"]),
+        ("bhtd,hed->bhte", (4, 24, 8), ["matmul"]),
+        ("...d,de->...e", (8, 24), ["linear"]),
+        ("bhtd, ehd -> bte", (24, 4, 8), ["linear"]),
+        ("bhtd,efd->efthb", (3, 6, 8), ["linear"]),
+        ("bhtd,h->btd", (4,), ["linear"]),
+        ("bhtd,bhtd->b", None, ["matmul"]),
+        ("bhtd,bhsd->bhts", None, ["matmul"]),
+        ("...td,...sd->...ts", None, ["matmul"]),
+    ],
+)
+def test_sums_of_products_are_matmuls(equation, weight, left):
+    """They stayed calls that nothing could be tuned of."""
+    x = (normal(2, 4, 5, 8), ("batch", 4, "sequence", 8))
+    passes = [spell_einsums, spell, spell_linears]
+    if weight is None:
+        y = (normal(2, 4, 5, 8) * 2, x[1])
+        program = check(Function(lambda x, y: torch.einsum(equation, x, y)), passes, exact=False, x=x, y=y)
+    else:
+        program = check(Function(lambda x, w: torch.einsum(equation, x, w), weight), passes, exact=False, x=x)
+    assert [o for o in ops(program) if o not in {"view", "permute", "clone"}] == left
+
+
+@pytest.mark.parametrize("equation", ["bhtd,bhtd->bhtd", "bhtd,bhtd->bht d", "ij,kl->ijkl", "bhtd,bhte", "ii,ij->j"])
+def test_other_equations_stay_calls(equation):
+    """Products without a sum, implicit results, diagonals."""
+    x = normal(3, 3) if "i" in equation else normal(2, 4, 3, 3)
+    dims = ("batch", *x.shape[1:]) if x.dim() > 2 else tuple(x.shape)
+    program = check(Function(lambda x: torch.einsum(equation, x, x * 2)), [spell_einsums, spell], x=(x, dims))
+    assert "einsum" in ops(program)
+
+
+@pytest.mark.parametrize(
+    ("factors", "left"),
+    [
+        ({}, ["add.Tensor"]),
+        ({"alpha": 0.25}, ["add.Tensor"]),
+        ({"beta": 2}, ["add.Tensor"]),
+        ({"alpha": 0.25, "beta": -3}, ["mul.Scalar", "add.Tensor"]),
+        ({"beta": 0}, []),
+        ({"alpha": 0.25, "beta": 0}, ["mul.Scalar"]),
+    ],
+)
+def test_scaled_additions_become_a_product_and_what_can_join_it(factors, left):
+    """They stayed calls that nothing could be tuned of."""
+
+    def additions(x, y, c, m, w):
+        return torch.baddbmm(c, x, y, **factors), torch.addmm(m, x[0], w, **factors)
+
+    inputs = {
+        "x": (normal(3, 5, 16), ("batch", "rows", 16)),
+        "y": (normal(3, 16, 8), ("batch", 16, 8)),
+        "c": (normal(3, 1, 8), ("batch", 1, 8)),
+        "m": (normal(5, 8), ("rows", 8)),
+    }
+    passes = [spell, take_additions_apart, drop_unit_arithmetic, spell_linears]
+    program = check(Function(additions, (16, 8)), passes, exact=False, **inputs)
+    found = [o for o in ops(program) if o not in {"slice.Tensor", "view", "permute"}]
+    assert sorted(found) == sorted(["bmm", *left, "linear", *left])
+
+
+def test_a_bias_stays_with_its_linear_layer():
+    def layers(x, w, b):
+        return torch.addmm(b, x, w), torch.addmm(b, x, w, alpha=0.5)
+
+    module = Function(layers, (16, 8), (8,))
+    passes = [spell, take_additions_apart, spell_linears]
+    program = check(module, passes, exact=False, x=(normal(3, 16), ("batch", 16)))
+    found = [s for s in program.steps if s.op == "aten.linear.default"]
+    assert sorted(len(s.args) for s in found) == [2, 3]
 
 
 # ----------------------------------------------------------------------------------------------------------------- all

@@ -370,7 +370,7 @@ class Contest:
 
     def _descend(self, name: str) -> list[Config]:
         def announce(configs: Sequence[Config]) -> None:
-            self.builds.request([Candidate(name, config) for config in configs])
+            self.builds.request([Candidate(name, config) for config in configs], urgent=True)
             if not self.shop.overlap:
                 self.builds.settle()
 
@@ -386,7 +386,9 @@ class Contest:
 
     def _refine(self, last: Sequence[Candidate]) -> list[Candidate]:
         times = {c: self._times[c] for c in (self.baseline, *last) if c in self._times}
-        best, trails = self.refinement.climb(times, lambda c: self.time(c, 1), self.builds.request)
+        # Behind the builds of the races to come, a neighbourhood would be built one by one as it is asked for.
+        announce = functools.partial(self.builds.request, urgent=True)
+        best, trails = self.refinement.climb(times, lambda c: self.time(c, 1), announce)
         if not self.shop.out_of_time:
             for trail in trails:
                 self.shop.records.add(self.key_of(trail.candidate), self.planned.key, trail)

@@ -71,11 +71,13 @@ class Rules(msgspec.Struct, frozen=True):
         threshold: A move must gain at least this share, or noise would keep it walking.
         diagonals: Where no parameter alone gains, try all pairs before stopping.
         restarts: How often to begin again, far from everything that was timed.
+        most: It ends when it has asked for so many configurations; `None` lets it walk on.
     """
 
     threshold: float = 0.01
     diagonals: bool = False
     restarts: int = 0
+    most: int | None = None
 
 
 _BY_EFFORT = {
@@ -211,7 +213,7 @@ class _Walker:
     def walk(self, start: Config, number: int) -> None:
         """Descend from a configuration until nothing around is faster."""
         self._measure([start])
-        here: Config | None = start
+        here = start if start in self.times else None
         while here is not None:
             here = self._step(here, number)
 
@@ -222,20 +224,31 @@ class _Walker:
             (c for c in self.space.configs if all(self.space.distance(c, known) >= _FAR for known in timed)), None
         )
 
+    @property
+    def _is_spent(self) -> bool:
+        return self.rules.most is not None and len(self.times) >= self.rules.most
+
+    def _look(self, here: Config, parameters: int) -> tuple[list[Config], tuple[Tried, ...]]:
+        """Time what lies around; returns all of it that has been timed, and what was new."""
+        around = self.space.around(here, parameters)
+        tried = self._measure(around)
+        return [c for c in around if c in self.times], tried
+
     def _measure(self, configs: Sequence[Config]) -> tuple[Tried, ...]:
         new = [c for c in configs if c not in self.times]
+        if self.rules.most is not None:
+            new = new[: max(0, self.rules.most - len(self.times))]
         self._announce(new)
         for config in new:
             self.times[config] = self._time(config)
         return tuple(Tried(config, self.times[config]) for config in new)
 
     def _step(self, here: Config, number: int) -> Config | None:
-        around = self.space.around(here, 1)
-        tried = self._measure(around)
+        around, tried = self._look(here, 1)
         if all(self.times[c] is None for c in (here, *around)):
             # The start and all its neighbours are out: go on from the first of the space that is not.
             rest = [c for c in self.space.configs if c not in self.times]
-            to = rest[0] if rest else None
+            to = rest[0] if rest and not self._is_spent else None
             self._note(number, here, "neighbours", tried, to)
             if to is not None:
                 self._measure([to])
@@ -243,8 +256,7 @@ class _Walker:
         to = self._faster(here, around)
         self._note(number, here, "neighbours", tried, to)
         if to is None and self.rules.diagonals:
-            around = self.space.around(here, 2)
-            tried = self._measure(around)
+            around, tried = self._look(here, 2)
             to = self._faster(here, around)
             self._note(number, here, "diagonals", tried, to)
         return to

@@ -9,7 +9,7 @@ from typing import Final
 from tune_model.extract.task import PlannedTask
 from tune_model.tune.candidate import Candidate, Config, Effort
 from tune_model.tune.records.facts import Trail
-from tune_model.tune.search.descent import descend
+from tune_model.tune.search.descent import Rules, descend
 from tune_model.tune.workshop import Workshop
 
 __all__ = ["Refinement"]
@@ -19,6 +19,9 @@ _NEAR: Final = 1.05
 
 _KEPT: Final = 2
 """So many of what a climb found meet the others in the final."""
+
+_ASKED_AT_MOST: Final = {Effort.BALANCED: 24}
+"""By all climbs of a task together: two neighbourhoods, about. Builds are what a search on a GPU waits for."""
 
 
 class Refinement:
@@ -73,17 +76,23 @@ class Refinement:
         best: list[Candidate] = []
         trails: list[Trail] = []
         limit = _NEAR * min(times.values(), default=0.0)
+        left = _ASKED_AT_MOST.get(self._shop.options.effort)
         for start in sorted(times, key=lambda candidate: times[candidate]):
             name = start.family
             climbed = {trail.candidate.family for trail in trails}
             if times[start] > limit or name in climbed or len(self.space(name)) == len(self._raced.get(name, ())):
                 continue
+            if left is not None and left <= 1:  # the start alone
+                break
             found, footprints = descend(
                 start.config,
                 self.space(name),
                 lambda config, name=name: time(Candidate(name, config)),  # type: ignore[misc]
                 lambda configs, name=name: announce([Candidate(name, config) for config in configs]),  # type: ignore[misc]
+                Rules(most=left),
             )
+            if left is not None:
+                left -= sum(len(step.tried) for step in footprints)
             best += [Candidate(name, config) for config in found[:_KEPT]]
             trails.append(Trail(Candidate(name), footprints))
         return best, trails

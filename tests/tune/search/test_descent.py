@@ -136,3 +136,21 @@ def test_a_restart_finds_the_other_valley():
     assert [step.descent for step in footprints] == sorted(step.descent for step in footprints)
     assert footprints[-1].descent >= 1
     assert len(asked) == len(set(asked)) < len(RIDGE)
+
+
+def test_a_walk_ends_when_it_has_asked_for_so_many():
+    for most in range(1, 12):
+        asked: list[Config] = []
+        announced: list[Config] = []
+
+        def time(config: Config, asked: list[Config] = asked) -> float:
+            asked.append(config)
+            return cost(config)
+
+        rules = Rules(diagonals=True, restarts=2, most=most)
+        found, footprints = descend(SPACE[0], SPACE, time, announced.extend, rules)
+        assert asked == announced
+        assert len(asked) == most
+        assert cost(found[0]) == min(map(cost, asked))
+        assert footprints[0].at.config == SPACE[0]
+    assert descend(SPACE[0], SPACE, lambda _c: None, ignore, Rules(most=3)).found == []

@@ -1,18 +1,19 @@
 """`extract`: a request to programs and tasks, from the first trace to the last task."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import NamedTuple
 
 import msgspec
 import torch
 
 from tune_model.extract.bare import with_bare_forms
-from tune_model.extract.regions.group import group
+from tune_model.extract.regions.group import USUAL, Grouped, Grouping, group, other_groupings
 from tune_model.extract.request import ExportedSource, FactorySource, Request, TransformersSource
 from tune_model.extract.rewrite import rewrite
-from tune_model.extract.task import Plan, Skipped
+from tune_model.extract.task import Plan, Rival, Skipped
 from tune_model.extract.tasks import collect
 from tune_model.extract.tracing.front_end import Trace
 from tune_model.runtime.program import Constant, Program
@@ -33,13 +34,20 @@ class Extraction(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """A trace with regions, and what stayed outside them."""
+    """A trace with regions, and what stayed outside them.
+
+    Attributes:
+        trace: As grouped by default.
+        skipped: By that grouping.
+        others: Other groupings, each with other regions than all before it.
+    """
 
     trace: Trace
     skipped: tuple[Skipped, ...]
+    others: tuple[tuple[Grouping, Grouped], ...] = ()
 
 
-def extract(request: Request, *, check: bool = True, operators: bool = False) -> Extraction:
+def extract(request: Request, *, check: bool = True, operators: bool = False, widest: Grouping = USUAL) -> Extraction:
     """Trace a model, simplify it, form regions and bind the workload. Needs no GPU and no weights.
 
     Args:
@@ -47,30 +55,50 @@ def extract(request: Request, *, check: bool = True, operators: bool = False) ->
         check: Compare programs made the same way, of a small copy where the model is large, with the eager model.
         operators: Tune operators inside fused forms by themselves too, for code that calls them one by one. Their forms
             stand in the programs, and no step applies them.
+        widest: Give the plan rivals: other groupings of its programs, up to this one.
 
     Raises:
         TuneModelError: The model cannot be built or traced, the grid does not fit it, or the copy's programs compute
             something else.
     """
     with _few_collections():
-        lowered = [lower(t) for t in trace(request)]
-        checked = _compare(request) if check else ()
+        lowered = [lower(t, widest) for t in trace(request)]
+        checked = _compare(request, widest if any(one.others for one in lowered) else USUAL) if check else ()
     programs, constants = _share_constants([one.trace for one in lowered])
-    if operators:
-        programs = tuple(with_bare_forms(program) for program in programs)
-    plan = Plan(
-        programs=programs,
-        tasks=collect(programs, request, operators=operators),
-        skipped=tuple(s for one in lowered for s in one.skipped),
-        notes=(*(n for one in lowered for n in one.trace.notes), *checked),
-    )
-    return Extraction(plan, constants)
+    notes = (*(n for one in lowered for n in one.trace.notes), *checked)
+
+    def planned(chosen: Sequence[_Option]) -> Plan:
+        made = tuple(with_bare_forms(option.program) if operators else option.program for option in chosen)
+        skipped = tuple(entry for option in chosen for entry in option.skipped)
+        return Plan(made, collect(made, request, operators=operators), skipped, notes)
+
+    usual, *others = product(*(_options(program, one) for program, one in zip(programs, lowered, strict=True)))
+    rivals = tuple(Rival("; ".join(o.what for o in other if o.what), planned(other)) for other in others)
+    return Extraction(msgspec.structs.replace(planned(usual), rivals=rivals), constants)
 
 
-def _compare(request: Request) -> tuple[str, ...]:
+class _Option(NamedTuple):
+    """A program in one grouping, and how it differs from the usual one."""
+
+    program: Program
+    skipped: tuple[Skipped, ...]
+    what: str
+
+
+def _options(program: Program, lowered: Lowered) -> list[_Option]:
+    """Return a program's groupings, the usual one first."""
+    options = [_Option(program, lowered.skipped, "")]
+    for grouping, (other, skipped) in lowered.others:
+        options.append(_Option(_with_constants(other, program.constants), skipped, f"{program.name}: {grouping}"))
+    return options
+
+
+def _compare(request: Request, widest: Grouping) -> tuple[str, ...]:
     from tune_model.extract.checking.equivalence import check_equivalence
 
     found = check_equivalence(request, lambda raw: lower(raw).trace)
+    if widest != USUAL:
+        found += check_equivalence(request, lambda raw: _lower_otherwise(raw, widest))
     if not found:
         return ("not compared with the eager model: it is too large to run here and no small copy of it can be made",)
     worst = max(c.error for c in found)
@@ -94,12 +122,22 @@ def trace(request: Request) -> tuple[Trace, ...]:
             return trace_exported(request)
 
 
-def lower(raw: Trace) -> Lowered:
-    """Rewrite a raw trace and form its regions."""
-    program, skipped = group(rewrite(raw.program))
+def lower(raw: Trace, widest: Grouping = USUAL) -> Lowered:
+    """Rewrite a raw trace and form its regions, in every grouping up to the widest."""
+    rewritten = rewrite(raw.program)
+    program, skipped = group(rewritten)
+    others: list[tuple[Grouping, Grouped]] = []
+    for grouping in other_groupings(widest):
+        made = group(rewritten, grouping)
+        if all(made.program.forms != known.forms for known in (program, *(o.program for _, o in others))):
+            others.append((grouping, made))
     used = {c.key for c in program.constants}
     constants = {k: v for k, v in raw.constants.items() if k in used}
-    return Lowered(Trace(program, constants, raw.notes), skipped)
+    return Lowered(Trace(program, constants, raw.notes), skipped, tuple(others))
+
+
+def _lower_otherwise(raw: Trace, grouping: Grouping) -> Trace:
+    return lower(raw).trace._replace(program=group(rewrite(raw.program), grouping).program)
 
 
 @contextmanager

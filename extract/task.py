@@ -10,7 +10,7 @@ import msgspec
 
 from tune_model.runtime.program import Form, Program
 
-__all__ = ["NumericRules", "Plan", "PlannedTask", "Site", "Skipped", "Task", "task_key"]
+__all__ = ["NumericRules", "Plan", "PlannedTask", "Rival", "Site", "Skipped", "Task", "all_tasks", "task_key"]
 
 
 class NumericRules(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -92,9 +92,32 @@ class Plan(msgspec.Struct, frozen=True):
         tasks: Unique, heaviest first.
         skipped: What is not tuned.
         notes: Which rung of the tracing ladder was used for each phase, and what was patched or merged.
+        rivals: The same programs with other regions; tuning chooses one grouping, and what it returns has none.
     """
 
     programs: tuple[Program, ...]
     tasks: tuple[PlannedTask, ...]
     skipped: tuple[Skipped, ...]
     notes: tuple[str, ...]
+    rivals: tuple["Rival", ...] = ()
+
+
+class Rival(msgspec.Struct, frozen=True):
+    """Another grouping of a plan's programs.
+
+    Attributes:
+        what: Differs, for people: `decode: residual sums with the norms`.
+        plan: Complete, of the same phases and weights.
+    """
+
+    what: str
+    plan: Plan
+
+
+def all_tasks(plan: Plan) -> tuple[PlannedTask, ...]:
+    """Return a plan's tasks, then those that only its rivals have, each once."""
+    found = {task.key: task for task in plan.tasks}
+    for rival in plan.rivals:
+        for task in rival.plan.tasks:
+            found.setdefault(task.key, task)
+    return tuple(found.values())

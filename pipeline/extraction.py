@@ -21,11 +21,14 @@ def extract_configured(loaded: LoadedConfig) -> "tuple[Request, Extraction]":
         ConfigError: The model is not here, cannot be built or traced, or does not run at the sizes of the workload.
     """
     from tune_model.extract.plan import extract
+    from tune_model.extract.regions.group import Grouping
     from tune_model.extract.tracing.front_end import GridError
 
     try:
         request = make_request(loaded.config, loaded.folder)
-        return request, extract(request, operators=loaded.config.workload.operators)
+        # Residual sums in another place make new matmuls, which take longest to tune.
+        widest = Grouping(sums_with_norms=loaded.config.search.effort == "thorough")
+        return request, extract(request, operators=loaded.config.workload.operators, widest=widest)
     except ConfigError:
         raise
     except ModelNotFoundError as error:

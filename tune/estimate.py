@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 import torch
 
-from tune_model.extract.task import Plan, PlannedTask
+from tune_model.extract.task import Plan, PlannedTask, all_tasks
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.program import TensorType
 from tune_model.tune.candidate import Effort, Family
@@ -45,7 +45,7 @@ class Estimate(msgspec.Struct, frozen=True):
     """What tuning a plan will take.
 
     Attributes:
-        tasks: In the plan's order.
+        tasks: In the plan's order, then those that only its rivals have.
         seconds: Wall time with nothing in the records.
     """
 
@@ -58,7 +58,7 @@ def estimate(plan: Plan, target: Target, families: tuple[Family, ...], effort: E
     tasks: list[TaskEstimate] = []
     timed = 0
     ahead = isinstance(target, CudaTarget)
-    for planned in plan.tasks:
+    for planned in all_tasks(plan):
         kind = planned.task.form.kind
         about = [f for f in families if kind in f.kinds]
         accepting = [f for f in about if f.accepts(planned.task, target) is None]

@@ -5,7 +5,7 @@ Who comes first and why, in one place:
 1. Attention: nothing else may take its operands' append, and its order to other steps on the cache is fixed.
 2. Matmuls take the pointwise work behind them: their output tile is in registers anyway, so an epilogue is free, and a
    bias, activation or residual otherwise costs a pass over memory. They come before reductions, so a residual sum
-   between a projection and a norm belongs to the projection.
+   between a projection and a norm belongs to the projection, unless it is asked for the other grouping.
 3. Reductions take the pointwise work before and after on the same rows: one pass over memory instead of one per step.
 4. Pointwise chains are made of what is left.
 
@@ -13,6 +13,8 @@ Whatever fits nowhere stays an ATen call. Views are no steps of their own in any
 call or start elsewhere than what they are a view of are emitted before their first reader.
 """
 
+from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 import msgspec
@@ -28,7 +30,34 @@ from tune_model.extract.rewrite.graph import refs
 from tune_model.extract.task import Skipped
 from tune_model.runtime.program import Apply, Form, Program, Step, fingerprint
 
-__all__ = ["Grouped", "group"]
+__all__ = ["USUAL", "Grouped", "Grouping", "group", "other_groupings"]
+
+
+class Grouping(NamedTuple):
+    """Which of two regions takes the steps that both could.
+
+    Attributes:
+        sums_with_norms: A residual sum belongs to the norm behind it instead of the projection before it.
+        heads_with_attention: What makes one token's queries and keys belongs to its attention over the cache.
+    """
+
+    sums_with_norms: bool = False
+    heads_with_attention: bool = False
+
+    def __str__(self) -> str:
+        """Say what differs from the usual grouping."""
+        parts = ("residual sums with the norms", "rotary embedding within the attention")
+        return " and ".join(text for text, differs in zip(parts, self, strict=True) if differs) or "as usual"
+
+
+USUAL = Grouping()
+
+
+def other_groupings(widest: Grouping) -> Iterator[Grouping]:
+    """Yield every grouping but the usual one that differs from it in no more than `widest` does."""
+    for chosen in product(*((False, True) if differs else (False,) for differs in widest)):
+        if any(chosen):
+            yield Grouping(*chosen)
 
 
 class Grouped(NamedTuple):
@@ -38,11 +67,16 @@ class Grouped(NamedTuple):
     skipped: tuple[Skipped, ...]
 
 
-def group(program: Program) -> Grouped:
-    """Form all regions of a rewritten program."""
+def group(program: Program, grouping: Grouping = USUAL) -> Grouped:
+    """Form all regions of a rewritten program.
+
+    Args:
+        program: Rewritten.
+        grouping: Who takes what two regions could.
+    """
     partition = Partition(program)
-    form_attention(partition)
-    form_matmuls(partition)
+    form_attention(partition, with_heads=grouping.heads_with_attention)
+    form_matmuls(partition, leave_sums=grouping.sums_with_norms)
     form_reductions(partition)
     form_pointwise(partition)
     return _Assembler(program, partition).run()

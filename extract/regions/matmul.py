@@ -3,6 +3,9 @@
 The epilogue grows along the output while nothing else reads what lies between: bias, activation, the product of the two
 halves of a merged gate and up projection, a residual, scales, casts, clamps. What else it reads must be full, a row, a
 column or a number, so that one tile of the output needs one tile of it.
+
+A residual sum may also be left to the norm that reads it: the other grouping of the same steps, which competes where a
+search takes its time.
 """
 
 from tune_model.extract.algebra import polynomial
@@ -10,26 +13,33 @@ from tune_model.extract.cost import element_bytes
 from tune_model.extract.regions.partition import Formed, Partition
 from tune_model.extract.regions.region import Region
 from tune_model.extract.regions.vocabulary import OpClass, classify
-from tune_model.extract.rewrite.graph import READ_BY_CALLER
+from tune_model.extract.rewrite.graph import READ_BY_CALLER, refs
 from tune_model.runtime.program import Call, Ref
 
 __all__ = ["form_matmuls"]
 
 MAX_EPILOGUE = 24
+_ROWS = frozenset({OpClass.REDUCE, OpClass.NORMALISE, OpClass.AS_WRITTEN})
+
 LOOK_AHEAD = 8
 """How many steps past the last closed region growth goes on: both halves of a gate must join before it closes again."""
 
 
-def form_matmuls(partition: Partition) -> None:
-    """Form a region for every matmul, in program order."""
+def form_matmuls(partition: Partition, *, leave_sums: bool = False) -> None:
+    """Form a region for every matmul, in program order.
+
+    Args:
+        partition: Of a program.
+        leave_sums: Leave residual sums to the norms that read them.
+    """
     for index, kind in enumerate(partition.classes):
         if kind is OpClass.MATMUL and partition.is_free(index):
-            formed = _grow(partition, index)
+            formed = _grow(partition, index, leave_sums=leave_sums)
             if formed is not None:
                 partition.accept(formed)
 
 
-def _grow(partition: Partition, index: int) -> Formed | None:
+def _grow(partition: Partition, index: int, *, leave_sums: bool) -> Formed | None:
     members = [index]
     best = partition.try_form("matmul", members)
     if best is None:
@@ -37,7 +47,7 @@ def _grow(partition: Partition, index: int) -> Formed | None:
     since = 0
     while len(members) <= MAX_EPILOGUE and since < LOOK_AHEAD:
         step = _next(partition, members)
-        if step is None:
+        if step is None or (leave_sums and _is_sum_before_norm(partition, step)):
             break
         members.append(step)
         since += 1
@@ -61,6 +71,15 @@ def _next(partition: Partition, members: list[int]) -> int | None:
     first = min(readers)
     fits = partition.classes[first] is OpClass.POINTWISE and partition.is_free(first)
     return first if fits else None
+
+
+def _is_sum_before_norm(partition: Partition, step: int) -> bool:
+    """Say whether a step adds two tensors of one size, and a reduction over rows reads the sum."""
+    call = partition.graph.steps[step]
+    result = call.results[0] or ""
+    if call.op != "aten.add.Tensor" or [partition.elements(n) for n in refs(call)] != [partition.elements(result)] * 2:
+        return False
+    return any(i != READ_BY_CALLER and partition.classes[i] in _ROWS for i in partition.readers(result))
 
 
 def _is_epilogue(partition: Partition, region: Region) -> bool:

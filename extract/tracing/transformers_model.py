@@ -20,6 +20,7 @@ from tune_model.extract.tracing.cache_steps import add_cache
 from tune_model.extract.tracing.front_end import SourceError, Trace, TraceError, UnknownAttentionError
 from tune_model.extract.tracing.graph import Entry, ExampleInput, Run, example_sizes, trace_graph
 from tune_model.extract.tracing.import_graph import NamedInput
+from tune_model.extract.tracing.likeliest import add_likeliest_token
 from tune_model.extract.tracing.one_token import at_one_token
 from tune_model.extract.tracing.outputs import named_outputs
 from tune_model.runtime.program import Call, Program, Symbol, ValueRange
@@ -138,10 +139,11 @@ def _trace_tokens(decoder: _Decoder, phase: str) -> Trace:
 
 
 def _with_cache(raw: Trace, phase: Phase, max_length: int) -> Trace:
-    """Add cache steps, and to decode the hint symbol that says how far the cache is filled."""
+    """Add cache steps; to decode also the greedy choice, and the hint symbol that says how far the cache is filled."""
     decode = phase.name == "decode"
     program = add_cache(raw.program, max_length=max_length, decode=decode)
     if decode:
+        program = add_likeliest_token(program)
         contexts = phase.grid.get("context", ())
         context = Symbol("context", 0, max_length - 1, None, 0, contexts[0] if contexts else max_length // 2)
         filled = ValueRange("context", "context")

@@ -71,6 +71,7 @@ def as_document(plan: "Plan", target: "Target", cost: "Estimate") -> dict[str, A
     from tune_model.runtime.program import Apply
 
     counts = {task.task: task.candidates for task in cost.tasks}
+    own = {task.key for task in plan.tasks}
     return {
         "target": target.name,
         "estimate_s": round(cost.seconds, 1),
@@ -97,6 +98,10 @@ def as_document(plan: "Plan", target: "Target", cost: "Estimate") -> dict[str, A
                 "candidates": counts[planned.key],
             }
             for planned in plan.tasks
+        ],
+        "rivals": [
+            {"what": rival.what, "tasks": [task.label for task in rival.plan.tasks if task.key not in own]}
+            for rival in plan.rivals
         ],
         "skipped": [{"program": s.program, "op": s.op, "count": s.count, "reason": s.reason} for s in plan.skipped],
         "notes": list(plan.notes),
@@ -130,6 +135,8 @@ def print_plan(plan: "Plan", target: "Target", cost: "Estimate", title: str) -> 
             str(task["candidates"]),
         )
     out.print(table)
+    for rival in document["rivals"]:
+        out.print(f"races too: {rival['what']} ({len(rival['tasks'])} tasks more)", markup=False)
     if plan.skipped:
         skipped = Table(title="not tuned (run as ATen calls)", title_justify="left")
         for name in ("program", "op", "count", "reason"):

@@ -12,7 +12,7 @@ from torch import Tensor
 from tune_model.runtime.execution.executor import Executor
 from tune_model.runtime.execution.graphs import GraphPool
 from tune_model.runtime.generation.rows import Rows
-from tune_model.runtime.generation.sampling import Needs, pick
+from tune_model.runtime.generation.sampling import LIKELIEST, Needs, pick
 from tune_model.runtime.program import Program
 
 __all__ = ["Decoder", "StepKind", "context_hint"]
@@ -121,7 +121,7 @@ class Decoder:
         outputs = self._executor.run(views.inputs, context_hint(self._executor.program, kind.context))
         logits = next(iter(outputs.values()))[:, -1]
         places = views.positions + 1 if kind.needs.draws else views.positions  # of the new tokens; else nobody asks
-        return pick(logits, self._rows.sampling, 0, places, kind.needs)
+        return pick(logits, self._rows.sampling, 0, places, kind.needs, outputs.get(LIKELIEST))
 
     def _step(self, kind: StepKind) -> None:
         views = self._rows.first(kind.rows)

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from tune_model.runtime.execution.executor import InputError
 
-__all__ = ["Needs", "Sampling", "SamplingRows", "needs_of", "pick"]
+__all__ = ["LIKELIEST", "Needs", "Sampling", "SamplingRows", "needs_of", "pick"]
 
+LIKELIEST = "likeliest_token"
+"""The output of a decode program that is each row's most likely token, (rows, 1) int64, the first of equal ones."""
 
 _BELOW_ONE = 1 - 2.0**-23
 """Times a sum of probabilities near 1 it is smaller than the sum, also in float32."""
@@ -152,7 +154,14 @@ class SamplingRows:
         return sum(t.nbytes for t in tensors) + (0 if self._seen is None else self._seen.nbytes)
 
 
-def pick(logits: Tensor, rows: SamplingRows, start: int, positions: Tensor, needs: Needs) -> Tensor:
+def pick(
+    logits: Tensor,
+    rows: SamplingRows,
+    start: int,
+    positions: Tensor,
+    needs: Needs,
+    likeliest: Tensor | None = None,
+) -> Tensor:
     """Return one token per row; changes nothing.
 
     Args:
@@ -161,19 +170,20 @@ def pick(logits: Tensor, rows: SamplingRows, start: int, positions: Tensor, need
         start: First row.
         positions: (n, 1) int64: the slot of the token that is picked.
         needs: At least what these rows need; more changes no token.
+        likeliest: (n, 1) int64: each row's most likely token by its logits, where the program has chosen it.
 
     Returns:
         (n, 1) int64.
     """
     stop = start + logits.shape[0]
     if not (needs.draws or needs.penalises):
-        return logits.argmax(-1, keepdim=True)
+        return logits.argmax(-1, keepdim=True) if likeliest is None else likeliest
     scores = logits.float()
     if needs.penalises:
         penalty = rows.penalty[start:stop]
         lowered = torch.where(scores > 0, scores / penalty, scores * penalty)
         scores = torch.where(rows.seen[start:stop], lowered, scores)
-    greedy = scores.argmax(-1, keepdim=True)
+    greedy = scores.argmax(-1, keepdim=True) if needs.penalises or likeliest is None else likeliest
     token = greedy
     if needs.draws:
         temperature = rows.temperature[start:stop]

@@ -4,12 +4,14 @@ import hashlib
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 import small_models
 import torch
 
 from tune_model.extract.checking.equivalence import check_equivalence
 from tune_model.extract.plan import Extraction, extract, lower
+from tune_model.extract.regions.group import Grouping
 from tune_model.extract.request import Phase, Request, TransformersSource
 from tune_model.extract.task import Plan
 from tune_model.runtime.program import Apply
@@ -30,9 +32,9 @@ def llama() -> Extraction:
 
 def test_a_llama_layer_is_eight_regions(llama: Extraction):
     """Norm, qkv, rotation, attention, o with residual, norm, gated up, down with residual; per model the angles, the
-    last norm and the head. The first norm looks its rows up in the embedding itself."""
+    last norm and the head, and when decoding the greedy choice. The first norm looks its rows up in the embedding."""
     expected = Counter(matmul=2 * 4 + 1, reduction=2 * 2 + 1, pointwise=2 + 1, attention=2)
-    assert kinds(llama.plan) == [expected, expected]
+    assert kinds(llama.plan) == [expected, expected + Counter(reduction=1)]
     assert {s.op for s in llama.plan.skipped} == {"aten.index.Tensor"}
     bodies = [[c.op for c in f.body] for p in llama.plan.programs for f in p.forms.values() if f.kind == "reduction"]
     assert ["aten.embedding.default", "aten.rms_norm.default"] in bodies
@@ -40,10 +42,10 @@ def test_a_llama_layer_is_eight_regions(llama: Extraction):
 
 def test_phases_share_forms(llama: Extraction):
     prefill, decode = llama.plan.programs
-    different = set(prefill.forms) ^ set(decode.forms)
-    assert {(p.forms | prefill.forms)[k].kind for p in (prefill, decode) for k in different if k in p.forms} == {
-        "attention"
-    }
+    forms = prefill.forms | decode.forms
+    different = [forms[key] for key in set(prefill.forms) ^ set(decode.forms)]
+    assert Counter(form.kind for form in different) == Counter(attention=2, reduction=1)
+    assert [c.op for form in different if form.kind == "reduction" for c in form.body] == ["aten.argmax.default"]
 
 
 def test_tasks_do_not_grow_with_layers(llama: Extraction):
@@ -55,13 +57,51 @@ def test_tasks_do_not_grow_with_layers(llama: Extraction):
 def test_task_keys_do_not_depend_on_library_versions(llama: Extraction):
     """Equal under transformers 5.17 and 5.24. Records go by these keys: change them knowingly."""
     keys = "".join(sorted(t.key for t in llama.plan.tasks))
-    assert hashlib.sha256(keys.encode()).hexdigest()[:12] == "e240c335194c"
+    assert hashlib.sha256(keys.encode()).hexdigest()[:12] == "4084d2d9d798"
 
 
 def test_weights_are_merged_in_both_phases_alike(llama: Extraction):
     merged = [{w.sources for w in p.weights if len(w.sources) > 1} for p in llama.plan.programs]
     assert merged[0] == merged[1]
     assert sorted(len(s) for s in merged[0]) == [2, 2, 3, 3]
+
+
+def residuals(plan: Plan) -> list[list[str]]:
+    """What the regions that add a residual are, per program."""
+    return [
+        sorted({f.kind for f in p.forms.values() if any(c.op == "aten.add.Tensor" for c in f.body)} - {"pointwise"})
+        for p in plan.programs
+    ]
+
+
+def test_the_other_groupings_are_rivals_where_they_are_asked_for(llama: Extraction):
+    assert llama.plan.rivals == ()
+    found = extract(small_models.decoder("llama"), widest=Grouping(sums_with_norms=True))
+    assert msgspec.structs.replace(found.plan, rivals=(), notes=()) == msgspec.structs.replace(llama.plan, notes=())
+    assert {k: v.tolist() for k, v in found.constants.items()} == {k: v.tolist() for k, v in llama.constants.items()}
+    sums = [f"{name}: residual sums with the norms" for name in ("prefill", "decode")]
+    assert [rival.what for rival in found.plan.rivals] == [sums[1], sums[0], "; ".join(sums)]
+    assert residuals(found.plan) == [["matmul"], ["matmul"]]
+    assert [residuals(rival.plan) for rival in found.plan.rivals] == [
+        [["matmul"], ["reduction"]],
+        [["reduction"], ["matmul"]],
+        [["reduction"], ["reduction"]],
+    ]
+    for rival in found.plan.rivals:
+        assert kinds(rival.plan) == kinds(found.plan)
+        for mine, other in zip(found.plan.programs, rival.plan.programs, strict=True):
+            assert (mine.inputs, mine.outputs, mine.weights) == (other.inputs, other.outputs, other.weights)
+            assert mine.constants == other.constants
+    # Both groupings were compared with the eager model.
+    count = [int(plan.notes[-1].split("float32: ")[1].split()[0]) for plan in (llama.plan, found.plan)]
+    assert count[1] == 2 * count[0]
+
+
+def test_a_model_without_residual_sums_before_norms_has_no_rivals():
+    config = {"model_type": "vit", **small_models.SIZES, "image_size": 32, "patch_size": 8}
+    config |= {"num_hidden_layers": 0}
+    request = Request(TransformersSource(config=config), "float32", "forward", (Phase("forward", {"batch": (1,)}),))
+    assert extract(request, check=False, widest=Grouping(True, True)).plan.rivals == ()
 
 
 def test_constants_come_with_their_values(llama: Extraction):

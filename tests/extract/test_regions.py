@@ -6,7 +6,7 @@ import torch
 from raw_programs import Example, Function, raw_program, relative_error, run
 from torch.nn import functional as F  # noqa: N812 - what it is called everywhere
 
-from tune_model.extract.regions.group import group
+from tune_model.extract.regions.group import USUAL, Grouping, group
 from tune_model.extract.rewrite import rewrite
 from tune_model.extract.rewrite.equal_calls import share_common_calls
 from tune_model.runtime.program import (
@@ -30,10 +30,10 @@ def normal(*shape, dtype=torch.float32, seed=7):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def grouped(module: Function, *, tolerance: float = 1e-5, **inputs: Example) -> Program:
+def grouped(module: Function, *, tolerance: float = 1e-5, grouping: Grouping = USUAL, **inputs: Example) -> Program:
     """Rewrite and group a function's program; values must not change."""
     raw = raw_program(module, **inputs)
-    program = group(rewrite(raw)).program
+    program = group(rewrite(raw), grouping).program
     tensors = {name: example for name, (example, _) in inputs.items()}
     weights = dict(module.named_parameters())
     for actual, expected in zip(run(program, tensors, weights), run(raw, tensors, weights), strict=True):
@@ -194,6 +194,25 @@ def test_a_residual_before_a_norm_is_a_second_result():
     norm = forms(program)[0]
     assert (norm.kind, body(norm)) == ("reduction", ["add", "layer_norm"])
     assert [r.type.shape for r in norm.results] == [("d0", D), ("d0", D)]
+
+
+@pytest.mark.parametrize("sums_with_norms", [False, True])
+def test_a_residual_between_a_projection_and_a_norm_may_belong_to_either(sums_with_norms: bool):
+    def block(x, y, w, bias, n, last):
+        h = x + F.linear(y, w, bias)
+        return F.linear(F.rms_norm(h, (D,), n), last) + h
+
+    program = grouped(
+        Function(block, (D, D), (D,), (D,), (D, D)),
+        x=(normal(B, T, D), DIMS),
+        y=(normal(B, T, D, seed=8), DIMS),
+        grouping=Grouping(sums_with_norms=sums_with_norms),
+    )
+    first, norm, last = (body(f) for f in forms(program))
+    # A bias is no residual sum, and a sum that no norm reads has one place only.
+    assert first == ["linear"] if sums_with_norms else ["linear", "add"]
+    assert norm == ["add", "rms_norm"] if sums_with_norms else ["rms_norm"]
+    assert last == ["linear", "add"]
 
 
 def test_what_follows_a_norm_joins_it():

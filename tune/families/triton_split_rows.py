@@ -25,7 +25,7 @@ class TritonSplitRows:
     """See the module."""
 
     name = "triton_split_rows"
-    version = 2
+    version = 3
     kinds: frozenset[FormKind] = frozenset({"pointwise", "reduction"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:

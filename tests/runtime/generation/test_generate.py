@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 import torch
 from small_programs import (
@@ -9,6 +10,7 @@ from small_programs import (
     language_weights,
 )
 
+from tune_model.extract.tracing.likeliest import add_likeliest_token
 from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.generation.decoder import context_hint
 from tune_model.runtime.generation.sampling import Sampling
@@ -31,6 +33,32 @@ def test_ragged_rows_generate_what_each_would_alone(model: TunedModel):
     assert len({tuple(row) for row in expected}) == len(expected)
     assert model.complete(PROMPTS, NEW) == expected
     assert [model.complete([prompt], NEW)[0] for prompt in PROMPTS] == expected
+
+
+def with_choice(op: str) -> TunedModel:
+    """The model with a decode program that chooses tokens itself."""
+    decode = add_likeliest_token(language_model("decode"))
+    chosen = msgspec.structs.replace(decode.steps[-1], op=op)
+    decode = msgspec.structs.replace(decode, steps=(*decode.steps[:-1], chosen))
+    return TunedModel(ModelParts((language_model("prefill"), decode), {}, empty_replay(), {}), WEIGHTS, "cpu")
+
+
+def test_the_program_chooses_greedy_tokens(model: TunedModel):
+    expected = model.complete(PROMPTS, NEW)
+    assert with_choice("aten.argmax.default").complete(PROMPTS, NEW) == expected
+    # What the program chooses is what is taken: one that chooses the least likely token is believed.
+    other = with_choice("aten.argmin.default")
+    assert [row[0] for row in other.complete(PROMPTS, NEW)] == [row[0] for row in expected]
+    assert all(a[1:] != b[1:] for a, b in zip(other.complete(PROMPTS, NEW), expected, strict=True))
+
+
+def test_penalised_and_drawn_tokens_are_not_the_programs_choice(model: TunedModel):
+    """A penalty changes which token is the most likely; a drawing row beside a greedy one changes neither's tokens."""
+    chosen = with_choice("aten.argmax.default")
+    samplings = [Sampling(repetition_penalty=1.9), Sampling(temperature=1.3, seed=4), Sampling()]
+    expected = model.complete(PROMPTS, NEW, sampling=samplings)
+    assert expected != model.complete(PROMPTS, NEW)
+    assert chosen.complete(PROMPTS, NEW, sampling=samplings) == expected
 
 
 def test_tokens_stream_step_by_step_and_rows_end_at_eos(model: TunedModel):

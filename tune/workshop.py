@@ -71,8 +71,17 @@ class Workshop:
         device: Device,
         options: TuneOptions,
         report: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open the records and the store; no process is started yet.
+
+        Args:
+            families: The baseline first.
+            target: The machine.
+            device: Where candidates are checked and timed.
+            options: The caller's.
+            report: Told what happens.
+            clock: What the budget is spent by, in seconds.
 
         Raises:
             RecordsError: The records cannot be opened.
@@ -91,7 +100,7 @@ class Workshop:
         self.builds = 0
         self.measured = 0
         self.repeated = 0
-        self.budget = Budget(options.budget_s)
+        self.budget = Budget(options.budget_s, clock)
         self.is_assembling = False
         self._stop_seen: float | None = None
         self._patience_s = _PATIENCE_S
@@ -119,8 +128,8 @@ class Workshop:
             self._stop_seen = None
             return self.budget.left_s
         if self._stop_seen is None:
-            self._stop_seen = time.monotonic()
-        return min(self.budget.left_s, self._stop_seen + _GRACE_S - time.monotonic())
+            self._stop_seen = self.budget.clock()
+        return min(self.budget.left_s, self._stop_seen + _GRACE_S - self.budget.clock())
 
     def pause(self) -> bool:
         """Wait a little for the machine to calm down; `False` at once when this run has waited long enough."""

@@ -29,6 +29,17 @@ from tune_model.tune.device import Bench, Device, Passed, Samples
 from tune_model.tune.measuring.policy import Rung
 from tune_model.tune.target import CpuTarget, Target
 
+
+class FakeClock:
+    """Seconds that pass when a test says so, and on no machine otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 TARGET = CpuTarget("x86_64", ("avx2",), "Test CPU", 1, 1 << 20, 1 << 25, "g++ 12.2", "2.13")
 
 

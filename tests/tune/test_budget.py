@@ -4,11 +4,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-from tuning_fakes import TARGET, FakeFamily, RecordedDevice, linear_plan, open_hostile
+from tuning_fakes import TARGET, FakeClock, FakeFamily, RecordedDevice, linear_plan, open_hostile
 
 from tune_model.extract.task import Plan
 from tune_model.tune.budget import Budget
@@ -25,16 +26,8 @@ from tune_model.tune.tuner import tune_with
 from tune_model.tune.workshop import Workshop
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_without_a_limit_nothing_ever_ends():
-    clock = Clock()
+    clock = FakeClock()
     budget = Budget(None, clock)
     budget.allot(1.0, 10.0)
     clock.now += 1e9
@@ -45,7 +38,7 @@ def test_without_a_limit_nothing_ever_ends():
 
 
 def test_shares_follow_worth_and_what_is_left_goes_on():
-    clock = Clock()
+    clock = FakeClock()
     budget = Budget(100.0, clock)
     budget.allot(3.0, 4.0)
     clock.now += 74.0
@@ -60,7 +53,7 @@ def test_shares_follow_worth_and_what_is_left_goes_on():
 
 
 def test_the_guards_time_is_kept_back():
-    clock = Clock()
+    clock = FakeClock()
     budget = Budget(100.0, clock)
     budget.note_open(5.0)
     budget.note_open(1.0)
@@ -77,7 +70,7 @@ def test_the_guards_time_is_kept_back():
 
 
 def test_a_share_is_never_too_small_to_time_anything():
-    clock = Clock()
+    clock = FakeClock()
     budget = Budget(100.0, clock)
     budget.note_open(2.0)
     budget.note_open(2.0)
@@ -93,10 +86,11 @@ ROWS = (1, 8, 64)
 
 
 class ByRows(RecordedDevice):
-    """The extern's time depends on the task; every timing takes a while."""
+    """The extern's time depends on the task; every timing takes a while on the device's own clock."""
 
     def __init__(self, extern: dict[int, float], fast: float, takes_s: float = 0.0) -> None:
         super().__init__({"aten": 0.0, "fast": fast})
+        self.clock = FakeClock()
         self.extern = extern
         self.takes_s = takes_s
         self.timed: list[tuple[int, str]] = []
@@ -107,18 +101,20 @@ class ByRows(RecordedDevice):
         return super().open(bench)
 
     def time(self, candidate: Candidate, built: Built, rung: Rung) -> Samples | Rejected:
-        time.sleep(self.takes_s)
+        self.clock.now += self.takes_s
         self.timed.append((self.rows, candidate.family))
         return super().time(candidate, built, rung)
 
+    def compare(self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung) -> tuple[Samples | Rejected, ...]:
+        self.clock.now += self.takes_s
+        return super().compare(candidates, rung)
 
-def run(
-    folder: Path, plan: Plan, device: RecordedDevice | DeviceWorker, **options: float
-) -> tuple[Tuning, list[Event]]:
+
+def run(folder: Path, plan: Plan, device: ByRows, **options: float) -> tuple[Tuning, list[Event]]:
     events: list[Event] = []
     families = (ATEN, FakeFamily("fast", tuple((("n", n),) for n in range(30))))
     settings = TuneOptions(folder / "records.sqlite", folder / "kernels", build_workers=2, **options)  # type: ignore[arg-type]
-    return tune_with(plan, Workshop(families, TARGET, device, settings, events.append)), events
+    return tune_with(plan, Workshop(families, TARGET, device, settings, events.append, device.clock)), events
 
 
 def order(plan: Plan, events: list[Event]) -> list[int]:
@@ -143,9 +139,8 @@ def test_races_come_in_the_order_of_weight_times_possible_gain(tmp_path: Path):
 def test_every_task_gets_its_share_and_the_best_so_far_is_used(tmp_path: Path):
     plan = linear_plan(*ROWS)
     device = ByRows(dict.fromkeys(ROWS, 400.0), fast=5.0, takes_s=0.05)
-    began = time.monotonic()
     tuning, _ = run(tmp_path, plan, device, budget_s=3.0)
-    assert time.monotonic() - began < 1.2 * 3.0
+    assert device.clock.now - 100.0 == tuning.seconds < 1.2 * 3.0
     assert tuning.stopped == "budget"
     assert {c.status for c in tuning.choices} == {"tuned"}
     counts = [sum(rows == r and family == "fast" for rows, family in device.timed) for r in ROWS]
@@ -179,19 +174,29 @@ def test_an_unsearched_task_still_tells_the_externs_time(tmp_path: Path, monkeyp
     assert [c.baseline_us for c in tuning.choices][1:] == [400.0, 400.0]
 
 
-def hanging(folder: Path, budget_s: float | None) -> tuple[DeviceWorker, Workshop]:
+def hanging(
+    folder: Path, budget_s: float | None, clock: Callable[[], float] = time.monotonic
+) -> tuple[DeviceWorker, Workshop]:
     device = DeviceWorker(TARGET, factory=open_hostile, step_s=600.0)
     options = TuneOptions(folder / "records.sqlite", folder / "kernels", budget_s=budget_s)
-    shop = Workshop((ATEN, FakeFamily("hangs", ((),))), TARGET, device, options, lambda _event: None)
+    shop = Workshop((ATEN, FakeFamily("hangs", ((),))), TARGET, device, options, lambda _event: None, clock)
     device.seconds_left = shop.seconds_left
     return device, shop
 
 
 def test_a_candidate_that_hangs_does_not_outlast_the_budget(tmp_path: Path):
-    _, shop = hanging(tmp_path, 8.0)
-    began = time.monotonic()
+    """Time passes while it hangs: half a second each time that the wait looks at the clock."""
+    clock = FakeClock()
+    device, shop = hanging(tmp_path, 8.0, clock)
+
+    def look() -> float:
+        if device._is_open:
+            clock.now += 0.5
+        return shop.seconds_left()
+
+    device.seconds_left = look
     tuning = tune_with(linear_plan(1), shop)
-    assert 8.0 <= time.monotonic() - began < 1.2 * 8.0
+    assert 8.0 <= clock.now - 100.0 < 1.2 * 8.0
     assert (tuning.stopped, tuning.choices[0].status) == ("budget", "not searched")
     assert tuning.choices[0].rejections == ()  # it was not given the time it has, so nothing is held against it
 

@@ -1,10 +1,19 @@
 import json
-import time
 from pathlib import Path
 
 import msgspec
 import pytest
-from tuning_fakes import TARGET, FakeFamily, Moody, RecordedDevice, Refusing, linear_form, linear_plan, without_times
+from tuning_fakes import (
+    TARGET,
+    FakeClock,
+    FakeFamily,
+    Moody,
+    RecordedDevice,
+    Refusing,
+    linear_form,
+    linear_plan,
+    without_times,
+)
 
 from tune_model.runtime.program import Transpose, fingerprint
 from tune_model.tune.candidate import Candidate, Family
@@ -261,10 +270,12 @@ def test_the_extern_stays_where_the_machine_is_never_calm(runs: Runs):
 
 
 class Slow(RecordedDevice):
-    """Every timing takes a twentieth of a second."""
+    """Every timing takes a twentieth of a second on a clock of its own."""
+
+    clock = FakeClock()
 
     def time(self, candidate, built, rung):  # type: ignore[no-untyped-def]
-        time.sleep(0.05)
+        self.clock.now += 0.05
         return super().time(candidate, built, rung)
 
 
@@ -274,7 +285,7 @@ def test_a_budget_ends_a_run_in_time_and_goes_to_the_heaviest_first(runs: Runs):
     plan = msgspec.structs.replace(plan, tasks=(plan.tasks[0], heaviest, plan.tasks[2]))
     families = (ATEN, FakeFamily("fast", tuple((("n", n),) for n in range(40))))
     settings = TuneOptions(runs.folder / "r.sqlite", runs.folder / "k", budget_s=1.5)
-    shop = Workshop(families, TARGET, Slow({"aten": 40.0, "fast": 5.0}), settings, runs.take)
+    shop = Workshop(families, TARGET, Slow({"aten": 40.0, "fast": 5.0}), settings, runs.take, Slow.clock)
     tuning = tune_with(plan, shop)
     assert tuning.seconds < 1.2 * 1.5
     assert tuning.stopped == "budget"

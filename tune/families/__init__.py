@@ -7,6 +7,8 @@ task. Importing a family needs neither Triton nor a compiler; building does.
 from tune_model.tune.candidate import Family
 from tune_model.tune.families import (
     aten,
+    aten_addition,
+    aten_parts,
     aten_transposed,
     cpp_epilogue,
     cpp_gemv,
@@ -35,6 +37,8 @@ __all__ = ["families_for", "family_named"]
 _CUDA: tuple[Family, ...] = (
     aten.FAMILY,
     aten_transposed.FAMILY,
+    aten_parts.FAMILY,
+    aten_addition.FAMILY,
     cublaslt.FAMILY,
     triton_gemv.FAMILY,
     triton_matmul.FAMILY,
@@ -53,6 +57,8 @@ _CPU: tuple[Family, ...] = (
     aten.FAMILY,
     mkldnn_linear.FAMILY,
     mkl_linear.FAMILY,
+    aten_parts.FAMILY,
+    aten_addition.FAMILY,
     cpp_gemv.FAMILY,
     cpp_epilogue.FAMILY,
     cpp_rows.FAMILY,

@@ -48,6 +48,8 @@ _LIBRARIES: Final = {"CudaTarget": {"cublas", "torch", "triton"}, "CpuTarget": {
 
 _USED: Final = {
     "aten": {"cublas", "torch"},
+    "aten_addition": {"cublas", "torch"},
+    "aten_parts": {"cublas", "torch"},
     "aten_transposed": {"cublas", "torch"},
     "cpp_gemv": {"compiler"},
     "cpp_pointwise": {"compiler"},

@@ -198,6 +198,18 @@ def test_a_merged_projection_in_halves(m: int, layout: str):
     check(linear(m, 1536, 2048, tail="swiglu"), "library_halves", 2, layout=layout)
 
 
+@pytest.mark.parametrize("layout", ["plain", "transposed"])
+@pytest.mark.parametrize("tail", ["", "bias"])
+@pytest.mark.parametrize("m", [1, 64, 300])
+def test_a_merged_projection_in_parts(m: int, tail: str, layout: str):
+    check(linear(m, 1536, 2048, tail=tail), "aten_parts", 4, layout=layout)
+
+
+def test_a_product_and_a_sum_in_one_call_of_the_library():
+    check(batched(6, 70, 96, 136, "bfloat16", tail="residual"), "aten_addition", 1)
+    check(batched(6, 1, 96, 136, "float32", tail="residual"), "aten_addition", 1)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_batches(dtype: str):
     check(batched(6, 70, 96, 136, dtype, tail="gelu"), "triton_matmul", 6)

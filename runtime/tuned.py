@@ -109,6 +109,7 @@ class TunedModel:
         self._continuation: Executor | None = None
         self._language = self._language_phases()
         self._operators: OperatorReplay | None = None
+        self._made_late = threading.Lock()
         self._own_lock = threading.Lock()
         self._own: Scheduler | None = None
 
@@ -150,10 +151,7 @@ class TunedModel:
         if program is not None:
 
             def run(inputs: Mapping[str, Tensor], hints: Mapping[str, int]) -> dict[str, Tensor]:
-                if self._continuation is None:  # made when the first prompt is split: few are
-                    self._continuation = self._executor(program)
-                    self._run[program.name] = self._runner(program.name, self._continuation)
-                return self._run[program.name](inputs, hints)
+                return self._run_late(program)(inputs, hints)
 
             continuation = Phase(program, run)
         return Phases(
@@ -163,6 +161,18 @@ class TunedModel:
             grids=self._parts.grids,
             pool=self._pool,
         )
+
+    def _run_late(self, program: Program) -> RunProgram:
+        """Return what runs a program that few callers need, made at its first use; any thread may come first."""
+        run = self._run.get(program.name)
+        if run is None:
+            with self._made_late:
+                run = self._run.get(program.name)
+                if run is None:
+                    self._continuation = self._executor(program)
+                    # Last: another thread that sees it runs at once.
+                    run = self._run[program.name] = self._runner(program.name, self._continuation)
+        return run
 
     def executor(self, phase: str) -> Executor:
         """Return what runs one program without graphs, for measuring and for callers with graphs of their own.
@@ -245,12 +255,14 @@ class TunedModel:
                 of a prompt; by default one part of the largest size that was tuned.
 
         Raises:
-            InputError: The model does not generate, or not so many rows at once.
+            InputError: The model does not generate, or not so many rows at once, or `prompt_tokens` is below 1.
         """
         self._check_process()
         phases = self.language()
-        made = Scheduler(phases, rows or self._rows_at_most())
-        made.prompt_tokens = prompt_tokens or made.buckets.chunk
+        if prompt_tokens is not None and prompt_tokens < 1:
+            raise InputError(f"prompt_tokens is {prompt_tokens}; expected at least 1, or None for one tuned part")
+        made = Scheduler(phases, self._rows_at_most() if rows is None else rows)
+        made.prompt_tokens = made.buckets.chunk if prompt_tokens is None else prompt_tokens
         return made
 
     def generate(
@@ -366,12 +378,13 @@ class TunedModel:
         calls that autograd follows run as they would; `coverage()` counts all under the program `operators`. Code that
         `torch.compile` has compiled makes no such calls.
         """
-        if self._operators is None:
-            forms = {key: form for program in self.programs.values() for key, form in program.forms.items()}
-            dispatcher = Dispatcher(forms, self._parts.replay, self._loader, self.device, strict=False)
-            programs = tuple(self.programs.values())
-            self._operators = OperatorReplay(programs, dispatcher, self.device, self._coverage)
-        return self._operators.active()
+        with self._made_late:
+            if self._operators is None:
+                forms = {key: form for program in self.programs.values() for key, form in program.forms.items()}
+                dispatcher = Dispatcher(forms, self._parts.replay, self._loader, self.device, strict=False)
+                programs = tuple(self.programs.values())
+                self._operators = OperatorReplay(programs, dispatcher, self.device, self._coverage)
+            return self._operators.active()
 
     def coverage(self) -> Coverage:
         """Return the counters of what ran: tuned exactly, tuned nearby, or not."""

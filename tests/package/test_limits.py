@@ -1,16 +1,17 @@
 """Documents that are legal piece by piece and too much in all: refused before they cost seconds or gigabytes."""
 
 import json
-import resource
 import struct
-import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import two_layers
 from forge import Files, edit_json, rehash, write_archive, write_folder
+from spending import CALLS_AT_MOST, CPU_SECONDS_AT_MOST, spending
 
 from tune_model.package.format.wire import ArtifactError
 from tune_model.package.merge import merge_artifacts
@@ -19,14 +20,20 @@ from tune_model.runtime.program import fingerprint
 
 FORM = fingerprint(two_layers.FORM)
 PROGRAM = "programs/forward.json"
-SECONDS = 2.0
+
+
+@contextmanager
+def cheaply() -> Iterator[None]:
+    """Fail when the body costs too much. `benchmarks/reliability.py` holds every opening to 2 seconds of wall time."""
+    with spending() as spent:
+        yield
+    assert spent.calls < CALLS_AT_MOST
+    assert spent.cpu_s < CPU_SECONDS_AT_MOST
 
 
 def refused(path: Path, field: str) -> None:
-    began = time.perf_counter()
-    with pytest.raises(ArtifactError) as caught:
+    with cheaply(), pytest.raises(ArtifactError) as caught:
         open_artifact(path)
-    assert time.perf_counter() - began < SECONDS
     assert caught.value.field == field, caught.value
 
 
@@ -57,10 +64,9 @@ def test_many_different_sizes(tmp_path: Path, files: Files):
             text = "+".join(["batch"] * 40) + f"+{number}"
             document["values"][f"x{number}"] = {"dtype": "float32", "shape": [text]}
 
-    began = time.perf_counter()
-    with pytest.raises(ArtifactError, match="characters of them in all"):
-        open_artifact(write_folder(tmp_path / "a", edit_json(files, PROGRAM, change)))
-    assert time.perf_counter() - began < SECONDS
+    path = write_folder(tmp_path / "a", edit_json(files, PROGRAM, change))
+    with cheaply(), pytest.raises(ArtifactError, match="characters of them in all"):
+        open_artifact(path)
 
 
 def test_the_same_size_many_times_costs_nothing(tmp_path: Path, files: Files):
@@ -68,9 +74,9 @@ def test_the_same_size_many_times_costs_nothing(tmp_path: Path, files: Files):
         for number in range(3000):
             document["values"][f"x{number}"] = {"dtype": "float32", "shape": ["+".join(["batch"] * 100)]}
 
-    began = time.perf_counter()
-    open_artifact(write_folder(tmp_path / "a", edit_json(files, PROGRAM, change)))
-    assert time.perf_counter() - began < SECONDS
+    path = write_folder(tmp_path / "a", edit_json(files, PROGRAM, change))
+    with cheaply():
+        open_artifact(path)
 
 
 def test_a_tensor_of_very_many_dims(tmp_path: Path, files: Files):
@@ -91,9 +97,7 @@ def test_values_that_are_spread_over_many_programs(tmp_path: Path, files: Files)
     for number in range(8):
         document["name"] = f"forward.{number}"
         changed[f"programs/forward.{number}.json"] = json.dumps(document, separators=(",", ":")).encode()
-    began = time.perf_counter()
     refused(write_archive(tmp_path / "a.tuned", rehash(changed)), "the number of values")
-    assert time.perf_counter() - began < 2 * SECONDS  # rewriting included
 
 
 def test_a_text_longer_than_all_documents_may_be(tmp_path: Path, files: Files):
@@ -115,9 +119,9 @@ def test_entries_times_parameters(tmp_path: Path, files: Files):
     changed = edit_json(files, "replay.json", change)
     kernel = next(name for name in changed if name.startswith("kernels/"))
     del changed[kernel]
-    began = time.perf_counter()
-    assert len(open_artifact(write_folder(tmp_path / "a", rehash(changed))).replay.forms[FORM]) == 8000
-    assert time.perf_counter() - began < SECONDS
+    path = write_folder(tmp_path / "a", rehash(changed))
+    with cheaply():
+        assert len(open_artifact(path).replay.forms[FORM]) == 8000
 
 
 @pytest.mark.parametrize("name", ["{x}", "{0.__class__}", "%s", "a.b", ""])
@@ -203,6 +207,10 @@ def test_a_list_of_parts_as_large_as_a_disc(tmp_path: Path):
     folder.mkdir()
     with (folder / "bundle.json").open("wb") as file:
         file.truncate(8 << 30)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    refused(folder, "the size")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+    tracemalloc.start()
+    try:
+        refused(folder, "the size")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20

@@ -21,6 +21,7 @@ NOT_STORED = {
     "Tuning",
     "Choice",
     "Plan",
+    "Rival",
     "Built",
 }
 

@@ -16,9 +16,13 @@ from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import FormKind
 from tune_model.tune.target import Target
 
-__all__ = ["ALL_KINDS", "Built", "Candidate", "Config", "Effort", "Family", "Rejected", "label"]
+__all__ = ["ALL_KINDS", "TRANSIENT_REASONS", "Built", "Candidate", "Config", "Effort", "Family", "Rejected", "label"]
 
 ALL_KINDS: Final[frozenset[FormKind]] = frozenset(get_args(FormKind))
+
+TRANSIENT_REASONS: Final = frozenset({"timeout", "crash", "out of memory"})
+"""Of a `Rejected`: what a busy machine or a full memory may cause as well as the candidate. Such a failure costs a
+candidate the run at hand; the next one tries it again."""
 
 Config = tuple[tuple[str, int | float | str | bool], ...]
 """A family's parameters in a fixed order: `(("block_n", 1), ("block_k", 2048))`."""

@@ -74,11 +74,14 @@ class Device(Protocol):
         """Time a checked candidate alone."""
         ...
 
-    def compare(self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung) -> tuple[Samples | Rejected, ...]:
+    def compare(
+        self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung
+    ) -> tuple[Samples | Rejected, ...] | Rejected:
         """Time checked candidates in interleaved rounds, in random order within a round: sample `i` of each is a pair.
 
         The first is the extern; the others' values are compared with the reference once more afterwards. If one fails,
-        its place holds the reason and the others' places hold what they have (maybe nothing).
+        its place holds the reason and the others' places hold what they have (maybe nothing). Where it cannot be told
+        who it was there is one reason for all of them, and it says nothing about any single one.
         """
         ...
 

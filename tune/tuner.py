@@ -38,7 +38,7 @@ from tune_model.tune.measuring.policy import policy_for
 from tune_model.tune.measuring.step_bench import StepTimer, StepWorker
 from tune_model.tune.measuring.worker import DeviceWorker, open_workbench
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.records.database import Finalist, Refusal, Timing
+from tune_model.tune.records.database import Finalist, Timing
 from tune_model.tune.records.facts import Trail
 from tune_model.tune.search.contest import Contest
 from tune_model.tune.search.groupings import choose_grouping
@@ -304,7 +304,7 @@ class _Run:
         code |= built.code
         rows = contest.rows()
         finalists = _finalists(contest)
-        rejections = [*contest.refused, *((r.candidate, r.rejected) for r in rows if isinstance(r, Refusal))]
+        rejections = [*contest.refused, *contest.refusals().items()]
         rejections += self.guard.replaced(key, finalists)
         if self.whole is not None:
             rejections += self.whole.rejections(key)

@@ -12,7 +12,7 @@ from tune_model.tune.building.pool import BuildPool
 from tune_model.tune.building.source import digest_family
 from tune_model.tune.building.store import KernelStore
 from tune_model.tune.building.trial import CompilerWatch
-from tune_model.tune.candidate import Built, Candidate, Family, Rejected
+from tune_model.tune.candidate import TRANSIENT_REASONS, Built, Candidate, Family, Rejected
 from tune_model.tune.device import Device
 from tune_model.tune.events import Event
 from tune_model.tune.options import TuneOptions
@@ -21,10 +21,6 @@ from tune_model.tune.records.identity import FamilySource, target_key
 from tune_model.tune.target import CudaTarget, Target
 
 __all__ = ["AbandonedRaceError", "InterruptedRaceError", "Workshop"]
-
-_TRANSIENT = frozenset({"timeout", "crash", "out of memory"})
-"""Build failures that may not come again; they are recorded for this race, but not kept with the built kernels."""
-
 
 _GRACE_S = 5.0
 """After Ctrl-C the candidate in flight may finish, unless it takes longer than this."""
@@ -62,6 +58,7 @@ class Workshop:
         builds: Kernels built in this run.
         measured: Measurements taken in this run.
         repeated: Measurements among them that something disturbed, so that they were taken again.
+        refused: Candidates that are out of this run, by measurement key, and why.
     """
 
     def __init__(
@@ -100,6 +97,7 @@ class Workshop:
         self.builds = 0
         self.measured = 0
         self.repeated = 0
+        self.refused: dict[str, Rejected] = {}
         self.budget = Budget(options.budget_s, clock)
         self.is_assembling = False
         self._stop_seen: float | None = None
@@ -150,9 +148,9 @@ class Workshop:
         return self._sources[family.name]
 
     def keep(self, key: str, result: Built | Rejected) -> None:
-        """Count a build and put it in the store."""
+        """Count a build and put it in the store, unless it failed for a reason that may pass."""
         self.builds += 1
-        if not (isinstance(result, Rejected) and result.reason in _TRANSIENT):
+        if not (isinstance(result, Rejected) and result.reason in TRANSIENT_REASONS):
             self.store.put(key, result)
 
     def close(self) -> None:

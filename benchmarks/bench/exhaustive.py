@@ -168,7 +168,10 @@ def _compare(contest: Contest, field: Sequence[Candidate]) -> dict[Candidate, fl
         try:
             for candidate, built in entries[1:]:
                 _accept(candidate, device.check(candidate, built))
-            for (candidate, _), samples in zip(entries, device.compare(entries, contest.policy.final), strict=True):
+            times = device.compare(entries, contest.policy.final)
+            if isinstance(times, Rejected):
+                raise UnraceableError(f"{times.reason}: {times.detail}")
+            for (candidate, _), samples in zip(entries, times, strict=True):
                 _accept(candidate, samples)
                 if not isinstance(samples, Rejected):
                     found[candidate].append(percentile(samples.us, 0.5))

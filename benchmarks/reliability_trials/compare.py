@@ -85,13 +85,10 @@ def _slower(device: DeviceWorker, task: Any, target: Target, pair: tuple[Candida
                 raise AssertionError(f"a choice is rejected: {checked}")
         extern = Candidate(baseline_family.name, baseline_family.start(task, target))
         distinct = [entry for entry in entries if entry[0] != extern]
-        found = dict(
-            zip(
-                [extern, *(c for c, _ in distinct)],
-                device.compare(((extern, baseline), *distinct), policy.final),
-                strict=True,
-            )
-        )
+        times = device.compare(((extern, baseline), *distinct), policy.final)
+        if isinstance(times, Rejected):
+            raise AssertionError(f"the choices cannot be timed: {times}")
+        found = dict(zip([extern, *(c for c, _ in distinct)], times, strict=True))
         first, second = found[pair[0]], found[pair[1]]
         if not (isinstance(first, Samples) and isinstance(second, Samples)):
             raise AssertionError(f"a choice cannot be timed: {first}, {second}")

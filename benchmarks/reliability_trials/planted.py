@@ -107,9 +107,13 @@ class LuckyDevice:
         """See `Device.time`."""
         return _lucky(candidate, self.inner.time(candidate, built, rung))
 
-    def compare(self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung) -> tuple[Samples | Rejected, ...]:
+    def compare(
+        self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung
+    ) -> tuple[Samples | Rejected, ...] | Rejected:
         """See `Device.compare`."""
         found = self.inner.compare(candidates, rung)
+        if isinstance(found, Rejected):
+            return found
         return tuple(_lucky(candidate, one) for (candidate, _), one in zip(candidates, found, strict=True))
 
     def finish(self) -> None:

@@ -157,7 +157,7 @@ class RecordedDevice:
 
 
 class Hostile:
-    """A device that dies or hangs when a candidate's name says so."""
+    """A device that dies or hangs when a candidate's name says so; a shy one fails only in company."""
 
     def __init__(self, inner: Device) -> None:
         self.inner = inner
@@ -178,9 +178,13 @@ class Hostile:
             os.abort()
         return self.inner.time(candidate, built, rung)
 
-    def compare(self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung) -> tuple[Samples | Rejected, ...]:
+    def compare(
+        self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung
+    ) -> tuple[Samples | Rejected, ...] | Rejected:
         if any(c.family == "late" for c, _ in candidates):
             os.abort()
+        if any(c.family == "shy" for c, _ in candidates):
+            return Rejected("stray write", "wrote around its results")
         return self.inner.compare(candidates, rung)
 
     def finish(self) -> None:
@@ -192,7 +196,7 @@ class Hostile:
 
 def open_hostile(_target: Target, _index: int) -> Device:
     """Open a hostile recorded device (in the child)."""
-    return Hostile(RecordedDevice({"aten": 10.0, "good": 5.0, "aborts": 1.0, "hangs": 1.0, "late": 1.0}))
+    return Hostile(RecordedDevice({"aten": 10.0, "good": 5.0, "aborts": 1.0, "hangs": 1.0, "late": 1.0, "shy": 1.0}))
 
 
 def linear_form() -> Form:

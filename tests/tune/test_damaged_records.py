@@ -126,6 +126,26 @@ def test_rows_that_were_only_in_the_log_are_kept(tmp_path: Path):
     assert found == {f"k{number}" for number in range(50)}
 
 
+def test_a_fact_that_was_found_again_is_rescued_once_at_its_last_place(tmp_path: Path):
+    """The file still holds it at its first place, and the log at its last."""
+    path = tmp_path / "records.sqlite"
+    writer = Records(path)
+    for us in (3.0, 1.0):
+        writer.add("k", "task", timing(us))
+    writer.connection.execute("pragma wal_checkpoint(truncate)")
+    writer.add("k", "task", timing(3.0))
+    log = path.with_name("records.sqlite-wal")
+    copies = path.read_bytes(), log.read_bytes()
+    writer.close()
+    other = tmp_path / "copied" / "records.sqlite"
+    other.parent.mkdir()
+    other.write_bytes(copies[0])
+    other.with_name(log.name).write_bytes(copies[1])
+    found = list(salvage(other))
+    assert [row.number for row in found] == [2, 3]
+    assert '"median_us":3.0' in found[1].body
+
+
 def test_of_several_for_one_key_the_last_still_counts_after_a_rescue(tmp_path: Path):
     path = tmp_path / "records.sqlite"
     records = Records(path)

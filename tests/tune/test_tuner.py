@@ -16,7 +16,7 @@ from tuning_fakes import (
 )
 
 from tune_model.runtime.program import Transpose, fingerprint
-from tune_model.tune.candidate import Candidate, Family
+from tune_model.tune.candidate import Candidate, Family, Rejected
 from tune_model.tune.choice import Tuning
 from tune_model.tune.device import Samples
 from tune_model.tune.events import (
@@ -267,6 +267,72 @@ def test_the_extern_stays_where_the_machine_is_never_calm(runs: Runs):
     again = runs(RecordedDevice({}), sizes=(1,))
     assert (again.measured, again.choices[0].status) == (0, "disturbed")
     assert runs(device(), sizes=(1,), recheck=True).choices[0].status == "tuned"
+
+
+class Clumsy(RecordedDevice):
+    """Comparisons fail, without saying who did it, while certain candidates are in them together."""
+
+    def __init__(self, *together: int) -> None:
+        super().__init__({"aten": 10.0, "slow": 12.0, "fast": 5.0})
+        self.together = {Candidate("fast", CONFIGS[n]) for n in together}
+
+    def compare(self, candidates, rung):  # type: ignore[no-untyped-def]
+        found = super().compare(candidates, rung)
+        blamed = self.together and self.together <= {candidate for candidate, _ in candidates}
+        return Rejected("stray write", "wrote around its results") if blamed else found
+
+
+@pytest.mark.parametrize(("together", "winner"), [((0, 2), 0), ((1,), 0), ((0,), None)])
+def test_a_final_that_fails_without_a_culprit_goes_on_with_fewer(
+    runs: Runs, together: tuple[int, ...], winner: int | None
+):
+    """The extern was blamed too, and with it the whole task had failed, now and in all later runs."""
+    tuning = runs(Clumsy(*together), sizes=(1,))
+    choice = tuning.choices[0]
+    assert choice.winner == (Candidate("aten") if winner is None else Candidate("fast", CONFIGS[winner]))
+    assert choice.status == ("no gain" if winner is None else "tuned")
+    again = runs(RecordedDevice({}), sizes=(1,))
+    assert (again.builds, again.measured) == (0, 0)
+    assert without_times(again) == without_times(tuning)
+
+
+def test_an_extern_that_fails_in_a_final_fails_the_task_for_this_run_only(runs: Runs):
+    class Faulty(RecordedDevice):
+        def compare(self, candidates, rung):  # type: ignore[no-untyped-def]
+            _, *others = super().compare(candidates, rung)
+            return (Rejected("launch", "CUDA error: an illegal memory access was encountered"), *others)
+
+    assert runs(Faulty(device().times), sizes=(1,)).choices[0].status.startswith("failed: launch")
+    assert runs(device(), sizes=(1,)).choices[0].status == "tuned"
+
+
+class Overloaded(RecordedDevice):
+    """A machine that is too busy for one family's kernels."""
+
+    def check(self, candidate, built):  # type: ignore[no-untyped-def]
+        found = super().check(candidate, built)
+        return Rejected("timeout", "check took longer than 60 s") if candidate.family == "fast" else found
+
+
+def test_a_failure_that_may_pass_costs_a_candidate_this_run_only(runs: Runs):
+    """Such refusals were believed for good: one busy evening took the best candidates out of all later races."""
+    busy = runs(Overloaded({"aten": 10.0, "slow": 9.0, "fast": 5.0}), sizes=(1,))
+    assert busy.choices[0].winner.family == "slow"
+    assert {r.reason for c, r in busy.choices[0].rejections if c.family == "fast"} == {"timeout"}
+    assert without_times(runs(RecordedDevice({}), sizes=(1,))) == without_times(busy)  # what is decided stays decided
+    new = (*SLOW_AND_FAST, FakeFamily("new", ((),)))
+    calm = runs(RecordedDevice({"aten": 10.0, "slow": 9.0, "fast": 5.0, "new": 20.0}), families=new, sizes=(1,))
+    assert calm.choices[0].winner.family == "fast"
+    assert not [c for c, _ in calm.choices[0].rejections if c.family == "fast"]
+
+
+def test_what_is_measured_again_counts_more_than_an_old_refusal(runs: Runs):
+    """After `--recheck` a winner stood among the rejections, and its times were left out."""
+    runs(RecordedDevice(device().times, wrong=("fast",)), sizes=(1,))
+    choice = runs(device(), sizes=(1,), recheck=True).choices[0]
+    assert choice.winner.family == "fast"
+    assert choice.rejections == ()
+    assert runs(RecordedDevice({}), sizes=(1,)).choices[0] == choice
 
 
 class Slow(RecordedDevice):

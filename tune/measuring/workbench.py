@@ -133,7 +133,9 @@ class Workbench:
 
         return self._attempt(take)
 
-    def compare(self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung) -> tuple[Samples | Rejected, ...]:
+    def compare(
+        self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung
+    ) -> tuple[Samples | Rejected, ...] | Rejected:
         """See `Device.compare`."""
         for number, (candidate, built) in enumerate(candidates):
             ready = self._attempt(lambda c=candidate, b=built: self._ready(c, b))  # type: ignore[misc]
@@ -149,11 +151,16 @@ class Workbench:
 
         taken = self._attempt(take)
         if isinstance(taken, Rejected):
-            return tuple(taken for _ in candidates)
+            return taken  # calls of all of them lie behind it
         # Right once is not right for good: a workspace left dirty or a race shows after many calls.
-        again = [self._attempt(lambda p=pair: self._check(*p)) for pair in candidates[1:]]  # type: ignore[misc]
-        still = [None, *(found if isinstance(found, Rejected) else None for found in again)]
-        return tuple(refused or samples for refused, samples in zip(still, taken, strict=True))
+        still: list[Samples | Rejected] = list(taken)
+        for place, pair in enumerate(candidates[1:], start=1):
+            found = self._attempt(lambda p=pair: self._check(*p))  # type: ignore[misc]
+            if isinstance(found, Rejected):
+                still[place] = found
+            if self.broken:
+                break  # what the others compute now says nothing about them
+        return tuple(still)
 
     def finish(self) -> None:
         """See `Device.finish`."""

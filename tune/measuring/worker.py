@@ -100,17 +100,36 @@ class DeviceWorker:
         """See `Device.time`."""
         return self._on_task("time", (candidate, built, rung), self._step_s)  # type: ignore[no-any-return]
 
-    def compare(self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung) -> tuple[Samples | Rejected, ...]:
-        """See `Device.compare`. When the process dies meanwhile, each candidate is tried alone to find who did it."""
-        limit_s = self._step_s * len(candidates)
-        result = self._on_task("compare", (candidates, rung), limit_s)
-        if not isinstance(result, Rejected):
-            return tuple(result)
-        alone = [self._on_task("time", (candidate, built, rung), self._step_s) for candidate, built in candidates]
-        if any(isinstance(found, Rejected) for found in alone):
-            return tuple(found if isinstance(found, Rejected) else Samples(()) for found in alone)
-        again = self._on_task("compare", (candidates, rung), limit_s)
-        return tuple(again) if not isinstance(again, Rejected) else tuple(again for _ in candidates)
+    def compare(
+        self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung
+    ) -> tuple[Samples | Rejected, ...] | Rejected:
+        """See `Device.compare`.
+
+        When the process dies meanwhile, or something is written over, each candidate is tried alone to find who did it,
+        then each beside the extern; where nobody did, all of them once more.
+        """
+        result = self._compare(candidates, rung)
+        if not isinstance(result, Rejected) or result.reason == "abandoned":
+            return result
+        found = [self._on_task("time", (candidate, built, rung), self._step_s) for candidate, built in candidates]
+        if len(candidates) > 2 and not any(isinstance(one, Rejected) for one in found):
+            found = [found[0], *(self._beside(candidates[0], rival, rung) for rival in candidates[1:])]
+        if any(isinstance(one, Rejected) for one in found):
+            return tuple(one if isinstance(one, Rejected) else Samples(()) for one in found)
+        return self._compare(candidates, rung)
+
+    def _compare(
+        self, candidates: tuple[tuple[Candidate, Built], ...], rung: Rung
+    ) -> tuple[Samples | Rejected, ...] | Rejected:
+        found = self._on_task("compare", (candidates, rung), self._step_s * len(candidates))
+        return found if isinstance(found, Rejected) else tuple(found)
+
+    def _beside(
+        self, extern: tuple[Candidate, Built], rival: tuple[Candidate, Built], rung: Rung
+    ) -> Samples | Rejected:
+        """Time a candidate that does not fail alone beside the extern, which does not either."""
+        found = self._compare((extern, rival), rung)
+        return found if isinstance(found, Rejected) else found[1]
 
     def finish(self) -> None:
         """See `Device.finish`."""

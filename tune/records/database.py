@@ -1,8 +1,9 @@
 """Every measurement, rejection and outcome, in one SQLite database that all models and all tuners share.
 
 One row per fact, committed before the next measurement starts, so a killed tuner loses at most the candidate in flight.
-A row holds no time of day, path or host name. Rows are never changed; of several for one key the last counts. Locks are
-the kernel's and end with their owner. A damaged file is set aside and rebuilt from the rows that can still be believed.
+A row holds no time of day, path or host name. What a row says is never changed; of several for one key the last counts,
+and a fact that is found again becomes the last one. Locks are the kernel's and end with their owner. A damaged file is
+set aside and rebuilt from the rows that can still be believed.
 """
 
 import logging
@@ -16,7 +17,7 @@ from typing import Final
 import msgspec
 
 from tune_model.runtime.errors import TuneModelError
-from tune_model.tune.candidate import Rejected
+from tune_model.tune.candidate import TRANSIENT_REASONS, Rejected
 from tune_model.tune.records.facts import KINDS, Body, Confirmation, Finalist, Outcome, Refusal, Row, Timing
 from tune_model.tune.records.salvage import row_digest, salvage
 from tune_model.tune.records.storage import exclusive, network_file_system
@@ -38,6 +39,10 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION: Final = 2
 """2 added confirmations; a database of version 1 is read and written on."""
+
+_AGAIN: Final = "on conflict (digest) do update set id = (select max(id) + 1 from records)"
+_KEEP: Final = "on conflict (digest) do nothing"
+"""What becomes of a fact that is there already."""
 
 _BUSY_TIMEOUT_S: Final = 60.0
 _TABLES: Final = """
@@ -88,7 +93,7 @@ class Records:
         self.connection.close()
 
     def add(self, key: str, task: str, body: Body) -> None:
-        """Write one fact and commit it.
+        """Write one fact and commit it; one that is there already moves behind everything written since.
 
         It outlives this process at once; what ends a race is flushed to the disk as well, so a power failure costs the
         race in flight at most.
@@ -97,11 +102,14 @@ class Records:
             RecordsError: The disk is full, or another tuner holds the database for a minute.
         """
         self._follow()
-        self._write([Row(key, task, body)], flush=isinstance(body, Outcome | Confirmation))
+        self._write([Row(key, task, body)], _AGAIN, flush=isinstance(body, Outcome | Confirmation))
 
     def merge(self, rows: Iterable[Row]) -> int:
-        """Add the rows that are not here yet; returns how many were new."""
-        return self._write(rows, flush=True)
+        """Add the rows that are not here yet; returns how many were new.
+
+        Those that are here keep their place: nothing tells whether the others' order or this one's is the newer.
+        """
+        return self._write(rows, _KEEP, flush=True)
 
     def timing(self, key: str, rung: int) -> Timing | None:
         """Return the latest timing for a measurement key at a rung of the race."""
@@ -112,11 +120,17 @@ class Records:
         return found
 
     def refusal(self, key: str) -> Rejected | None:
-        """Return why a measurement key is out, if it is."""
-        for body in self._bodies(key, "refusal"):
-            if isinstance(body, Refusal):
-                return body.rejected
-        return None
+        """Return why a measurement key is out, if it is.
+
+        It is not when it was timed after it was refused, nor for a reason that may pass (`TRANSIENT_REASONS`).
+        """
+        found: Rejected | None = None
+        for row in self._rows("where key = ?", key):
+            if isinstance(row.body, Refusal):
+                found = row.body.rejected
+            elif isinstance(row.body, Timing):
+                found = None
+        return None if found is None or found.reason in TRANSIENT_REASONS else found
 
     def outcome(self, key: str) -> Outcome | None:
         """Return the latest finished race for a race key."""
@@ -193,20 +207,20 @@ class Records:
             msg = f"{self.path}: the records cannot be read ({error}); run again to have them set aside and rebuilt"
             raise RecordsError(msg) from error
 
-    def _write(self, rows: Iterable[Row], *, flush: bool) -> int:
+    def _write(self, rows: Iterable[Row], if_known: str, *, flush: bool) -> int:
         try:
             self.connection.execute(f"pragma synchronous = {'full' if flush else 'normal'}")
             with self.connection:
-                return sum(self._insert(row) for row in rows)
+                return sum(self._insert(row, if_known) for row in rows)
         except sqlite3.Error as error:
             msg = f"{self.path}: cannot write the records ({error}); free space or choose another with --records"
             raise RecordsError(msg) from error
 
-    def _insert(self, row: Row) -> int:
+    def _insert(self, row: Row, if_known: str = _KEEP) -> int:
         body = msgspec.json.encode(row.body, order="deterministic").decode()
         kind = KINDS[type(row.body)]
         digest = row_digest(row.key, row.task, body)
-        statement = "insert or ignore into records (key, kind, task, body, digest) values (?, ?, ?, ?, ?)"
+        statement = f"insert into records (key, kind, task, body, digest) values (?, ?, ?, ?, ?) {if_known}"  # noqa: S608
         return self.connection.execute(statement, (row.key, kind, row.task, body, digest)).rowcount
 
     def _open(self) -> None:

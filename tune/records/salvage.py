@@ -7,6 +7,7 @@ matter, so a page that is gone costs the rows on it.
 
 import hashlib
 import struct
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -53,7 +54,7 @@ def row_digest(key: str, task: str, body: str) -> str:
 
 
 def salvage(path: Path) -> Iterator[FoundRow]:
-    """Yield the rows of a damaged database, and of the log beside it, in the order they were written.
+    """Yield the rows of a damaged database, and of the log beside it, in the order they were written (found last).
 
     Args:
         path: Not open in SQLite any more; the log is named `path` + `-wal`.
@@ -73,15 +74,17 @@ def salvage(path: Path) -> Iterator[FoundRow]:
         number = int.from_bytes(log[at : at + 4], "big")
         in_log[number] = log[at + _FRAME_HEADER : at + _FRAME_HEADER + size]
         images.append((number, in_log[number]))
-    found: dict[FoundRow, None] = {}
+    newest = ChainMap(in_log, in_file)
+    found: dict[tuple[str, str, str], int] = {}
     for number, page in images:
         for cell in _cells(page, _FILE_HEADER if number == 1 else 0, usable):
-            row = _row(cell, {**in_file, **in_log}, usable) if cell.overflow else _row(cell, {}, usable)
+            row = _row(cell, newest if cell.overflow else {}, usable)
             if row is None and cell.overflow:
                 row = _row(cell, in_file, usable)
             if row is not None:
-                found[row] = None
-    yield from sorted(found)
+                fact = row.key, row.task, row.body
+                found[fact] = max(row.number, found.get(fact, 0))  # found again it was moved, and old pages hold both
+    yield from sorted(FoundRow(number, *fact) for fact, number in found.items())
 
 
 def _page_size(content: bytes, log: bytes) -> int:

@@ -8,11 +8,13 @@
 """
 
 import functools
+import logging
+import math
 from collections.abc import Sequence
 
 from tune_model.extract.task import PlannedTask
 from tune_model.tune.building.builds import Builds
-from tune_model.tune.candidate import Built, Candidate, Config, Effort, Family, Rejected
+from tune_model.tune.candidate import TRANSIENT_REASONS, Built, Candidate, Config, Effort, Family, Rejected
 from tune_model.tune.device import Bench, Samples
 from tune_model.tune.events import CandidateDone
 from tune_model.tune.measuring.interval import paired_ratio, percentile
@@ -28,15 +30,14 @@ from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, W
 
 __all__ = ["Contest"]
 
+logger = logging.getLogger(__name__)
+
 _FINAL_RUNG = 100
 _GUARD_RUNG = 200
 """Finals and the guard's times are told from a race's rungs by these numbers in the records."""
 
 _REPEATS = 3
 """Of a final that other processes disturb; one that merely drifts is repeated once."""
-
-_PASSING = frozenset({"out of memory", "crash", "timeout"})
-"""Why a task may be impossible to measure today and possible tomorrow: such an outcome is not recorded."""
 
 
 class Contest:
@@ -105,8 +106,18 @@ class Contest:
         for row in self.rows():
             if isinstance(row, Timing) and row.rung < _GUARD_RUNG and row.rung >= best.get(row.candidate, row).rung:
                 best[row.candidate] = row
-        refused = {row.candidate for row in self.rows() if isinstance(row, Refusal)}
+        refused = self.refusals()
         return {candidate: row.median_us for candidate, row in best.items() if candidate not in refused}
+
+    def refusals(self) -> dict[Candidate, Rejected]:
+        """Return who is out by the records, and why; one that was timed after it was refused is not."""
+        found: dict[Candidate, Rejected] = {}
+        for row in self.rows():
+            if isinstance(row, Refusal):
+                found[row.candidate] = row.rejected
+            elif isinstance(row, Timing):
+                found.pop(row.candidate, None)
+        return found
 
     def rows(self) -> tuple[Body, ...]:
         """Return everything the records say about this contest's candidates."""
@@ -165,8 +176,13 @@ class Contest:
         """Say whether the records make a build needless for now: it is out, or its first time is there."""
         if self.shop.options.recheck:
             return False
+        known = self.shop.records.timing(self.key_of(candidate), 0)
+        return known is not None or self._refusal(candidate) is not None
+
+    def _refusal(self, candidate: Candidate) -> Rejected | None:
+        """Return why a candidate is out: for this run, or by what earlier ones recorded."""
         key = self.key_of(candidate)
-        return self.shop.records.refusal(key) is not None or self.shop.records.timing(key, 0) is not None
+        return self.shop.refused.get(key) or self.shop.records.refusal(key)
 
     def time(self, candidate: Candidate, rung: int) -> float | None:
         """Time a candidate, or take its time from the records (`race.Timer`); asked twice, it answers the same."""
@@ -178,7 +194,7 @@ class Contest:
         self._mind_interruption()
         key = self.key_of(candidate)
         if not self.shop.options.recheck:
-            refused = self.shop.records.refusal(key)
+            refused = self._refusal(candidate)
             if refused is not None:
                 self._report(candidate, 0.0, rejected=refused, replayed=True)
                 return None
@@ -265,7 +281,8 @@ class Contest:
         self._write(candidate, samples, _GUARD_RUNG, "guard")
 
     def refuse(self, candidate: Candidate, rejected: Rejected) -> None:
-        """Take a candidate out of this and all later races."""
+        """Take a candidate out of this run's races, and of later ones unless the reason may pass."""
+        self.shop.refused[self.key_of(candidate)] = rejected
         self.shop.records.add(self.key_of(candidate), self.planned.key, Refusal(candidate, rejected))
         self._report(candidate, 0.0, rejected=rejected)
 
@@ -310,7 +327,7 @@ class Contest:
             self._mind_interruption()
         except _UnmeasurableError as error:
             self.outcome = Outcome((), f"{error.rejected.reason}: {error.rejected.detail}")
-            if error.rejected.reason not in _PASSING:
+            if not error.may_pass:
                 self.shop.records.add(self.key, self.planned.key, self.outcome)
         finally:
             self._close()
@@ -336,7 +353,7 @@ class Contest:
             if not self.shop.overlap:
                 self.builds.settle()
         if self.time(self.baseline, 0) is None:
-            refused = self.shop.records.refusal(self.key_of(self.baseline))
+            refused = self._refusal(self.baseline)
             raise _UnmeasurableError(refused or Rejected("launch", "the baseline cannot be timed"))
         rivals: list[Candidate] = []
         for name, configs in self.spaces.items():
@@ -399,7 +416,11 @@ class Contest:
         return built.kernel.layouts if isinstance(built, Built) else ()
 
     def _final(self, finalists: list[Candidate]) -> Outcome:
-        """Time the finalists interleaved with the extern; one that fails is out, and the rest go again."""
+        """Time the finalists interleaved with the extern; one that fails is out, and the rest go again.
+
+        Raises:
+            _UnmeasurableError: The extern fails; its task has been measured before, so this is no property of it.
+        """
         field = [self.baseline, *finalists]
         repeats = 0
         began = self.shop.budget.spent_s
@@ -407,11 +428,15 @@ class Contest:
             self._mind_interruption()
             entries = self._entries(field)
             results = self.shop.device.compare(tuple(entries), self.policy.final)
+            if isinstance(results, Rejected):
+                _mind_abandonment(results)
+                field = self._smaller_field(entries, results)
+                continue
             failed = {c: r for (c, _), r in zip(entries, results, strict=True) if isinstance(r, Rejected)}
             for rejected in failed.values():
                 _mind_abandonment(rejected)
             if self.baseline in failed:
-                raise _UnmeasurableError(failed[self.baseline])
+                raise _UnmeasurableError(failed[self.baseline], may_pass=True)
             if failed:
                 for candidate, rejected in failed.items():
                     self.refuse(candidate, rejected)
@@ -426,6 +451,24 @@ class Contest:
                     continue
             self.shop.budget.note_final(self.shop.budget.spent_s - began, len(field))
             return self._outcome(entries, samples)
+
+    def _smaller_field(self, entries: Sequence[tuple[Candidate, Built]], rejected: Rejected) -> list[Candidate]:
+        """Return the extern and the faster half of the others, which fail together though none of them does alone.
+
+        The last one left is out: the extern has been timed without it.
+
+        Raises:
+            _UnmeasurableError: There is no other.
+        """
+        rivals = sorted((c for c, _ in entries[1:]), key=lambda c: self._times.get(c, math.inf))
+        if not rivals:
+            raise _UnmeasurableError(rejected, may_pass=True)
+        if len(rivals) == 1:
+            self.refuse(rivals[0], rejected)
+        kept = rivals[: len(rivals) // 2]
+        text = f"{rejected.reason}: {rejected.detail}"
+        logger.warning("%s: %d finalists fail, none of them alone (%s)", self.planned.label, len(rivals), text)
+        return [self.baseline, *kept]
 
     def _entries(self, field: Sequence[Candidate]) -> list[tuple[Candidate, Built]]:
         """Return those of the field that are built and right."""
@@ -470,8 +513,9 @@ def _mind_abandonment(rejected: Rejected) -> None:
 
 
 class _UnmeasurableError(Exception):
-    """The task itself cannot be measured here; its outcome says why."""
+    """The task itself cannot be measured here; its outcome says why, and is recorded unless that may pass."""
 
-    def __init__(self, rejected: Rejected) -> None:
+    def __init__(self, rejected: Rejected, *, may_pass: bool = False) -> None:
         super().__init__(rejected.detail)
         self.rejected = rejected
+        self.may_pass = may_pass or rejected.reason in TRANSIENT_REASONS

@@ -7,12 +7,12 @@ extern may take its place, and is then measured in turn. What was confirmed is r
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from tune_model.extract.task import Plan
-from tune_model.tune.candidate import Built, Candidate, Rejected
+from tune_model.tune.candidate import TRANSIENT_REASONS, Built, Candidate, Rejected
 from tune_model.tune.device import Bench, Samples
 from tune_model.tune.events import ChoiceConfirmed
 from tune_model.tune.measuring.interval import paired_ratio, percentile
@@ -62,6 +62,12 @@ def judge(finalist: Finalist, found: Confirmation, extern: Finalist) -> Finalist
         gain_low=found.gain_low,
         gain_high=found.gain_high,
     )
+
+
+class _Failed(NamedTuple):
+    """The winner itself is at fault."""
+
+    rejected: Rejected
 
 
 class Guard:
@@ -207,7 +213,16 @@ class Guard:
         return True
 
     def _measure(self, contest: Contest, baseline: Entry, winner: Entry) -> Confirmation | Rejected:
-        """Check a winner and time it beside the extern; `Rejected` when the task cannot be measured."""
+        """Check a winner and time it beside the extern; `Rejected` when the task cannot be measured.
+
+        A failure is final for its key, so one that a busy machine may have caused has to happen twice.
+        """
+        found = self._look(contest, baseline, winner)
+        if isinstance(found, _Failed) and found.rejected.reason in TRANSIENT_REASONS and not self.shop.is_over:
+            found = self._look(contest, baseline, winner)
+        return self._refuse(contest, winner[0], found.rejected) if isinstance(found, _Failed) else found
+
+    def _look(self, contest: Contest, baseline: Entry, winner: Entry) -> Confirmation | Rejected | _Failed:
         device = self.shop.device
         opened = device.open(Bench(contest.planned.task, contest.policy, baseline[1], contest.seed ^ _OTHER_INPUTS))
         if isinstance(opened, Rejected):
@@ -215,22 +230,26 @@ class Guard:
         try:
             checked = device.check(*winner)
             if isinstance(checked, Rejected):
-                return self._refuse(contest, winner[0], checked)
+                return _Failed(checked)
             times = self._compare(contest, (baseline, winner))
+            if isinstance(times, Rejected):
+                return _Failed(times)  # with the extern; that alone would not fail
             if isinstance(times[0], Rejected):
                 return times[0]
             if isinstance(times[1], Rejected):
-                return self._refuse(contest, winner[0], times[1])
+                return _Failed(times[1])
             contest.write_guard(baseline[0], times[0], opened.error)
             contest.write_guard(winner[0], times[1], checked.error)
             return _confirmation(winner[0], times[0], times[1])
         finally:
             device.finish()
 
-    def _compare(self, contest: Contest, pair: tuple[Entry, Entry]) -> tuple[Samples | Rejected, ...]:
+    def _compare(self, contest: Contest, pair: tuple[Entry, Entry]) -> tuple[Samples | Rejected, ...] | Rejected:
         """Time the pair interleaved, again while other processes are in the way."""
         for attempt in range(_REPEATS):
             times = self.shop.device.compare(pair, contest.policy.final)
+            if isinstance(times, Rejected):
+                return times
             extern = times[0]
             if isinstance(extern, Rejected) or not extern.disturbed or (attempt and not extern.doubtful):
                 return times
@@ -240,7 +259,7 @@ class Guard:
         return self.shop.device.compare(pair, contest.policy.final)
 
     def _refuse(self, contest: Contest, candidate: Candidate, rejected: Rejected) -> Confirmation | Rejected:
-        """Take a candidate that is wrong, or fails, out of this and all later races."""
+        """Take a candidate that is wrong, or fails, out of all races and of what their finals found."""
         if rejected.reason == "abandoned":
             return rejected
         contest.refuse(candidate, Rejected(rejected.reason, f"{rejected.detail} (after it had won, on other inputs)"))

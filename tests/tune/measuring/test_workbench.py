@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import two_layers
 from attention_forms import decode_form
+from reliability_trials.hostile import compile_linear
 from tuning_fakes import TARGET, linear_plan
 
 from tune_model.extract.task import NumericRules, Task
@@ -64,6 +65,7 @@ def test_candidates_are_checked_timed_and_compared(device: Device):
     assert len(alone.us) == 3
     assert all(0.1 < us < 1e5 for us in alone.us)
     pair = device.compare(((Candidate("aten"), BASELINE), (good, RIGHT)), POLICY.final)
+    assert isinstance(pair, tuple)
     rounds = {len(s.us) for s in pair if isinstance(s, Samples)}
     assert len(rounds) == 1  # pairs; fewer than asked for where others use the machine
     assert POLICY.final.least <= rounds.pop() <= 7
@@ -77,8 +79,39 @@ def test_what_a_candidate_raises_is_its_own_problem(device: Device):
     assert "RuntimeError" in raised.detail
     assert isinstance(device.check(Candidate("good"), RIGHT), Passed)
     results = device.compare(((Candidate("aten"), BASELINE), (Candidate("raises"), RAISES)), POLICY.final)
+    assert isinstance(results, tuple)
     assert isinstance(results[1], Rejected)
     assert not isinstance(results[0], Rejected)
+
+
+def late(call: int) -> Built:
+    """A right kernel that writes behind its result at one of its calls."""
+    body = f"static int calls; product(x, w, y, m, n, k); if (++calls == {call}) y[m * n + 3] = 1;"
+    built = compile_linear(TASK, TARGET, body)
+    assert isinstance(built, Built)
+    return built
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_one_that_writes_astray_late_in_a_comparison_costs_only_itself():
+    """All candidates of the comparison were blamed, the extern too, which failed the task for good."""
+    extern, good = (Candidate("aten"), BASELINE), (Candidate("good"), RIGHT)
+    here = Workbench(TARGET)
+    here.open(BENCH)
+    blamed = here.compare((extern, good, (Candidate("late"), late(50))), POLICY.final)
+    assert isinstance(blamed, Rejected)  # of nobody: all their calls lie behind it
+    assert (blamed.reason, here.broken) == ("stray write", True)
+    worker = DeviceWorker(TARGET)
+    try:
+        worker.open(BENCH)
+        found = worker.compare((extern, good, (Candidate("late"), late(50))), POLICY.final)
+        assert isinstance(found, tuple)
+        assert [type(one) for one in found] == [Samples, Samples, Rejected]
+        rest = worker.compare((extern, good), POLICY.final)
+        assert isinstance(rest, tuple)
+        assert all(isinstance(one, Samples) and one.us for one in rest)
+    finally:
+        worker.close()
 
 
 @pytest.mark.parametrize("layout", ["transposed", "mkldnn"])

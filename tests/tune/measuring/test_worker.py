@@ -51,9 +51,18 @@ def test_a_candidate_that_hangs_is_ended_in_time(worker: DeviceWorker):
 
 def test_who_killed_a_comparison_is_found(worker: DeviceWorker):
     results = worker.compare((pair("aten"), pair("good"), pair("late")), RUNG)
+    assert isinstance(results, tuple)
     assert [type(r) for r in results] == [Samples, Samples, Rejected]
     rest = worker.compare((pair("aten"), pair("good")), RUNG)
+    assert isinstance(rest, tuple)
     assert [len(r.us) for r in rest if isinstance(r, Samples)] == [3, 3]
+
+
+def test_who_fails_only_beside_the_extern_is_found(worker: DeviceWorker):
+    results = worker.compare((pair("aten"), pair("good"), pair("shy")), RUNG)
+    assert isinstance(results, tuple)
+    assert [type(r) for r in results] == [Samples, Samples, Rejected]
+    assert isinstance(worker.compare((pair("aten"), pair("shy")), RUNG), Rejected)  # one of the two
 
 
 def test_nothing_is_left_after_close(worker: DeviceWorker):

@@ -46,6 +46,43 @@ def test_of_several_facts_the_last_counts(path: Path):
     assert records.timing("k1", 0) == timing(2.5)
 
 
+def test_a_fact_that_is_found_again_counts_again(path: Path):
+    """A repeated row kept its old place, so that a `--recheck` that found the first outcome again changed nothing."""
+    records = Records(path)
+    for us in (1.5, 2.5, 1.5):
+        records.add("k1", "task", timing(us))
+    assert records.timing("k1", 0) == timing(1.5)
+    assert [row.body for row in Records(path).rows()] == [timing(2.5), timing(1.5)]
+
+
+def test_merging_old_rows_puts_nothing_new_back(path: Path, tmp_path: Path):
+    records, old = Records(path), Records(tmp_path / "old.sqlite")
+    old.add("k1", "task", timing(1.5))
+    records.add("k1", "task", timing(1.5))
+    records.add("k1", "task", timing(2.5))
+    assert records.merge(parse_rows(old.export())) == 0
+    assert records.timing("k1", 0) == timing(2.5)
+
+
+def test_a_candidate_that_was_timed_after_it_was_refused_is_not_out(path: Path):
+    records = Records(path)
+    refusal = Refusal(Candidate("gemv"), Rejected("wrong", "error 0.5"))
+    records.add("k1", "task", refusal)
+    records.add("k1", "task", timing(1.5))
+    assert records.refusal("k1") is None
+    records.add("k1", "task", refusal)
+    assert records.refusal("k1") == Rejected("wrong", "error 0.5")
+
+
+@pytest.mark.parametrize("reason", ["timeout", "crash", "out of memory"])
+def test_what_may_pass_is_kept_but_bars_nobody(path: Path, reason: str):
+    records = Records(path)
+    refusal = Refusal(Candidate("gemv"), Rejected(reason, "the machine was busy"))
+    records.add("k1", "task", refusal)
+    assert records.refusal("k1") is None
+    assert records.of_keys("task", frozenset({"k1"})) == (refusal,)
+
+
 def test_a_row_is_on_disk_before_add_returns(path: Path):
     records = Records(path)
     records.add("k1", "task", timing(1.5))

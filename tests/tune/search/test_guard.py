@@ -170,6 +170,21 @@ def test_one_that_crashes_when_it_is_measured_again_is_out(runs: Runs):
     assert reasons(choice)["planted"].reason == "crash"
 
 
+def test_one_that_crashes_once_when_it_is_measured_again_is_looked_at_twice(runs: Runs):
+    """A failure in the second look is final, and a busy machine may have caused it."""
+
+    class Once(Fresh):
+        def check(self, candidate: Candidate, built: Built) -> Passed | Rejected:
+            if self.processes > 1 and self.options.pop("once", False):
+                return Rejected("timeout", "check took longer than 60 s")
+            return super().check(candidate, built)
+
+    tuning = runs(Once({}, once=True))
+    assert (only(tuning).winner.family, only(tuning).status) == ("planted", "tuned")
+    assert only(tuning).rejections == ()
+    nothing_is_measured_again(runs, tuning)
+
+
 def test_a_machine_that_is_never_calm_confirms_nothing(runs: Runs):
     tuning = runs(Fresh({}, crowded=True))
     choice = only(tuning)

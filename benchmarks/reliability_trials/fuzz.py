@@ -8,21 +8,21 @@ from bench.run import Bench, attempt
 
 from reliability_trials.fuzz_artifacts import Material, check_artifact, make_artifact
 from reliability_trials.fuzz_texts import Texts, make_text
-from reliability_trials.judge import Tally, judge
+from reliability_trials.judge import PROMISED, Limits, Tally, judge
 
 __all__ = ["fuzz_artifacts", "fuzz_texts", "run_fuzz"]
 
 _SOUND = Path(__file__).resolve().parents[2] / "tests" / "data"
 
 
-def fuzz_artifacts(cases: range) -> Tally:
+def fuzz_artifacts(cases: range, limits: Limits = PROMISED) -> Tally:
     """Open mutated artifacts and bundles."""
-    return judge(_prepare_artifacts, _make_artifact, cases)
+    return judge(_prepare_artifacts, _make_artifact, cases, limits)
 
 
-def fuzz_texts(cases: range) -> Tally:
+def fuzz_texts(cases: range, limits: Limits = PROMISED) -> Tally:
     """Read mutated configurations and records."""
-    return judge(Texts, make_text, cases)
+    return judge(Texts, make_text, cases, limits)
 
 
 def _prepare_artifacts(folder: Path) -> tuple[Material, Path]:

@@ -14,11 +14,25 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["BYTES_AT_MOST", "SECONDS_AT_MOST", "Tally", "judge"]
+__all__ = ["PROMISED", "Limits", "Tally", "judge"]
 
-SECONDS_AT_MOST: Final = 2.0
-BYTES_AT_MOST: Final = 500 << 20
-"""That a case may take beyond what the process holds before it."""
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a case may take.
+
+    Attributes:
+        seconds: Of wall time or, with `on_cpu`, on a core; a machine that is busy with other things adds to the former.
+        megabytes: Of resident memory beyond what the process holds before the case.
+        on_cpu: Which seconds are meant.
+    """
+
+    seconds: float
+    megabytes: float
+    on_cpu: bool = False
+
+
+PROMISED: Final = Limits(2.0, 500.0)
+"""What the project promises of any input."""
 
 _GIVE_UP_S: Final = 30.0
 _HARD_BYTES: Final = 6 << 30
@@ -41,7 +55,7 @@ class Tally(msgspec.Struct):
         loaded: As what they say.
         refused: With an error of this project.
         unexpected: Case and what happened, for all others.
-        slowest_s: Longest time of a case.
+        slowest_s: Longest time of a case, of the kind that was limited.
         largest_mb: Most memory that a case took.
         kinds: Cases by kind, and how many of them were loaded.
     """
@@ -54,17 +68,18 @@ class Tally(msgspec.Struct):
     largest_mb: float = 0.0
     kinds: dict[str, tuple[int, int]] = {}
 
-    def add(self, case: int, kind: str, outcome: str, seconds: float, grown: int) -> None:
-        """Count a case; `outcome` is `loaded`, `refused` or what was unexpected."""
+    def add(self, case: int, kind: str, outcome: str, took: tuple[float, float], limits: Limits = PROMISED) -> None:
+        """Count a case; `outcome` is `loaded`, `refused` or what was unexpected, `took` its seconds and megabytes."""
+        seconds, megabytes = took
         self.cases += 1
         self.slowest_s = max(self.slowest_s, seconds)
-        self.largest_mb = max(self.largest_mb, grown / (1 << 20))
+        self.largest_mb = max(self.largest_mb, megabytes)
         total, loaded = self.kinds.get(kind, (0, 0))
         self.kinds[kind] = (total + 1, loaded + (outcome == "loaded"))
-        if outcome in {"loaded", "refused"} and seconds >= SECONDS_AT_MOST:
+        if outcome in {"loaded", "refused"} and seconds >= limits.seconds:
             outcome = f"{kind}: took {seconds:.1f} s"
-        if outcome in {"loaded", "refused"} and grown >= BYTES_AT_MOST:
-            outcome = f"{kind}: took {grown >> 20} MB"
+        if outcome in {"loaded", "refused"} and megabytes >= limits.megabytes:
+            outcome = f"{kind}: took {megabytes:.0f} MB"
         if outcome == "loaded":
             self.loaded += 1
         elif outcome == "refused":
@@ -73,28 +88,28 @@ class Tally(msgspec.Struct):
             self.unexpected.append((case, outcome))
 
 
-def judge(prepare: Prepare, make: Make, cases: range) -> Tally:
+def judge(prepare: Prepare, make: Make, cases: range, limits: Limits = PROMISED) -> Tally:
     """Run cases; one that ends its process or takes far too long costs itself only."""
     tally = Tally()
     waiting = list(cases)
     context = multiprocessing.get_context("spawn")
     while waiting:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, prepare, make, waiting), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, prepare, make, waiting, limits.on_cpu), daemon=True)
         process.start()
         theirs.close()
         try:
             while waiting:
                 # The first answer includes imports and the material.
                 if not ours.poll(_GIVE_UP_S * 4 if len(waiting) == len(cases) else _GIVE_UP_S):
-                    tally.add(waiting.pop(0), "unknown", f"still running after {_GIVE_UP_S:g} s", _GIVE_UP_S, 0)
+                    tally.add(waiting.pop(0), "unknown", f"still running after {_GIVE_UP_S:g} s", (_GIVE_UP_S, 0.0))
                     break
-                case, kind, outcome, seconds, grown = ours.recv()
+                case, kind, outcome, took = ours.recv()
                 waiting.remove(case)
-                tally.add(case, kind, outcome, seconds, grown)
+                tally.add(case, kind, outcome, took, limits)
         except EOFError:
             process.join()
-            tally.add(waiting.pop(0), "unknown", f"ended the process with {process.exitcode}", 0.0, 0)
+            tally.add(waiting.pop(0), "unknown", f"ended the process with {process.exitcode}", (0.0, 0.0))
         finally:
             process.kill()
             process.join()
@@ -102,24 +117,25 @@ def judge(prepare: Prepare, make: Make, cases: range) -> Tally:
     return tally
 
 
-def _serve(connection: Connection, prepare: Prepare, make: Make, cases: list[int]) -> None:
+def _serve(connection: Connection, prepare: Prepare, make: Make, cases: list[int], on_cpu: bool) -> None:
     logging.disable()  # what is damaged is said for each case
     resource.setrlimit(resource.RLIMIT_DATA, (_HARD_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     with tempfile.TemporaryDirectory(prefix="tune-model-fuzz-") as name:
         material = prepare(Path(name))
         for case in cases:
-            connection.send((case, *_measured(*make(material, case))))
+            kind, read = make(material, case)
+            connection.send((case, kind, *_measured(kind, read, time.process_time if on_cpu else time.perf_counter)))
 
 
-def _measured(kind: str, read: Callable[[], bool]) -> tuple[str, str, float, int]:
+def _measured(kind: str, read: Callable[[], bool], clock: Callable[[], float]) -> tuple[str, tuple[float, float]]:
     before = _forget_peak()
-    began = time.perf_counter()
+    began = clock()
     try:
         outcome = "loaded" if read() else "refused"
     except BaseException as error:  # noqa: BLE001 (whatever it is, it was not expected)
         where = traceback.extract_tb(error.__traceback__)[-1]
         outcome = f"{kind}: {type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
-    return kind, outcome, time.perf_counter() - began, max(_memory("VmHWM") - before, 0)
+    return outcome, (clock() - began, max(_memory("VmHWM") - before, 0) / (1 << 20))
 
 
 def _forget_peak() -> int:

@@ -1,15 +1,11 @@
 """The hostile kernels of a GPU: compiled for one here; raced on one between good candidates where there is one."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from devices import cuda_target
-from tuning_fakes import linear_plan
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 from reliability_trials.hostile_cuda import CUDA_KERNEL_KINDS, CUDA_KINDS, HostileCudaFamily
+from tuning_fakes import linear_plan
 
 from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.device import Bench, Passed, Samples

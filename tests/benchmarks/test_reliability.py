@@ -83,16 +83,27 @@ def test_gains_move_when_their_intervals_are_apart():
     assert _moved(gains(1.0, 1.2), {}) == (0, 0)
 
 
+ORPHAN = """
+import os, sys, time
+os.fork() and os._exit(0)
+os.setsid()
+os.fork() and os._exit(0)
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
 def test_orphans_are_found_wherever_they_went():
     environment = new_mark()
-    script = "import os, time; os.fork() and os._exit(0); os.setsid(); os.fork() and os._exit(0); time.sleep(60)"
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
-    deadline = time.monotonic() + 10
-    while len(marked(environment)) != 1 and time.monotonic() < deadline:
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], env=environment, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        orphan = int(parent.stdout.readline())
+    deadline = time.monotonic() + 60
+    while list(marked(environment)) != [orphan] and time.monotonic() < deadline:  # those before it are ending
         time.sleep(0.02)
-    (orphan,) = wait_for_none(environment, 0.3)
+    assert wait_for_none(environment, 0.3) == [orphan]
     os.kill(orphan, 9)
-    assert wait_for_none(environment, 10.0) == []
+    assert wait_for_none(environment, 60.0) == []
 
 
 @pytest.mark.parametrize("shard", ["winners", pytest.param("sharing", marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tune_model.tune.budget import Budget
 from tune_model.tune.building.pool import BuildPool
-from tune_model.tune.building.source import digest_family
+from tune_model.tune.building.source import digest_family, digest_measuring
 from tune_model.tune.building.store import KernelStore
 from tune_model.tune.building.trial import CompilerWatch
 from tune_model.tune.candidate import TRANSIENT_REASONS, Built, Candidate, Family, Rejected
@@ -45,6 +45,7 @@ class Workshop:
         families: The baseline first.
         target: The machine.
         target_key: All of it, as races are keyed by.
+        workbench: Hash of the code that takes a task's times, as races and measurements are keyed by.
         device: Where candidates are checked and timed.
         pool: Builds.
         compiler: Looks at what the pool built.
@@ -86,6 +87,7 @@ class Workshop:
         self.families = families
         self.target = target
         self.target_key = target_key(target)
+        self.workbench = digest_measuring("tune_model.tune.measuring.workbench")
         self.device = device
         self.options = options
         self.report = report

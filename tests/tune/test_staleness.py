@@ -91,6 +91,19 @@ def test_after_a_driver_or_library_change_only_the_finalists_are_timed_again(run
     nothing_is_measured_now(runs, tuning, other)
 
 
+def test_after_a_change_of_the_code_that_measures_only_the_finalists_are_timed_again(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+):
+    """Times taken by other code were believed as they are."""
+    monkeypatch.setattr("tune_model.tune.workshop.digest_measuring", lambda _module: "another")
+    tuning = runs()
+    assert runs.started().stale == 2
+    assert runs.timed_alone() == set()
+    assert tuning.measured == 2 * 9 + 2 * 2
+    assert {c.winner.family for c in tuning.choices} == {"triton_gemv"}
+    nothing_is_measured_now(runs, tuning)
+
+
 def test_the_old_machine_keeps_its_own_outcome(runs: Runs):
     runs(msgspec.structs.replace(GPU, driver_branch="590"))
     back = runs()

@@ -1,13 +1,16 @@
-"""A hash of the source files that a family's results depend on, so that records of an older kernel are not believed.
+"""Hashes of the source files that results depend on, so that records of an older kernel or protocol are not believed.
 
-The family's module and, transitively, every module of this room that it imports, without the room's core types; and the
-templates and C++ headers that lie beside any of them. Only names relative to the room enter the hash.
+Of a family: its module and, transitively, every module of this room that it imports, without the room's core types; and
+the templates and C++ headers that lie beside any of them. Of a measurement: the module that takes it and all that it
+imports of this room and of `runtime`, since that is the code between a kernel and its time. Only modules' names enter a
+hash, not where they lie.
 """
 
 import ast
 import hashlib
 import importlib.util
 import inspect
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -15,9 +18,10 @@ from typing import Final
 from tune_model.tune.candidate import Family
 from tune_model.tune.records.identity import FamilySource
 
-__all__ = ["digest_family"]
+__all__ = ["digest_family", "digest_measuring"]
 
 _ROOM: Final = "tune_model.tune"
+_RUNTIME: Final = "tune_model.runtime"
 _CORE: Final = {f"{_ROOM}.{name}" for name in ("candidate", "choice", "target", "families")}
 """Types that every family shares; changing them changes no kernel. `families` is the list of all of them."""
 
@@ -35,15 +39,36 @@ def digest_family(family: Family) -> FamilySource:
     if not files:
         msg = f"family {family.name!r} is defined in {module}, which has no source file; expected a module in a file"
         raise TypeError(msg)
+    return FamilySource(family.name, family.version, _digest(files))
+
+
+def digest_measuring(module: str) -> str:
+    """Hash the files that a measurement runs through besides the candidate's own: `runtime`, inputs, reference, clocks.
+
+    Args:
+        module: That takes it: the workbench for a task, the step bench for a whole program.
+
+    Raises:
+        TypeError: It has no source file.
+    """
+    files = _closure(module, (_ROOM, _RUNTIME))
+    if not files:
+        msg = f"{module} has no source file; expected a module in a file"
+        raise TypeError(msg)
+    return _digest(files)
+
+
+def _digest(files: Mapping[str, Path]) -> str:
     digest = hashlib.sha256()
     for name in sorted(files):
         digest.update(name.encode())
         digest.update(hashlib.sha256(files[name].read_bytes()).digest())
-    return FamilySource(family.name, family.version, digest.hexdigest()[:32])
+    return digest.hexdigest()[:32]
 
 
-def _closure(module: str) -> dict[str, Path]:
+def _closure(module: str, rooms: tuple[str, ...] = (_ROOM,)) -> dict[str, Path]:
     """Return the files by a name that does not tell where they are installed."""
+    inside = tuple(f"{room}." for room in rooms)
     files: dict[str, Path] = {}
     waiting = [module]
     seen: set[str] = set()
@@ -59,7 +84,7 @@ def _closure(module: str) -> dict[str, Path]:
         for beside in sorted(path.parent.iterdir()) if name.startswith(_ROOM + ".") else ():
             if beside.suffix in _BESIDE:
                 files[f"{name.rpartition('.')[0]}/{beside.name}"] = beside
-        waiting += [found for found in _imports(path) if found.startswith(_ROOM + ".") and found not in _CORE]
+        waiting += [found for found in _imports(path) if found.startswith(inside) and found not in _CORE]
     return files
 
 

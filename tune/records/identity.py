@@ -4,7 +4,8 @@ No path, host name, user or environment variable reaches a key. Every field of a
 that is not is refused, so that a new one cannot be forgotten silently.
 
 A machine has two fingerprints. What *must match to run* decides which machine code there can be at all. The rest *must
-match to stay optimal*: where that has changed, an old outcome is `stale`, and says which few candidates to time again.
+match to stay optimal*, with the code that measures: where that has changed, an old outcome is `stale`, and says which
+few candidates to time again.
 Times themselves hold as long as everything holds that they depend on: all of the hardware, and of the libraries those
 that the family uses.
 """
@@ -107,7 +108,7 @@ def measurement_key(source: FamilySource, task: str, candidate: Candidate, targe
         task: Key of the task.
         candidate: What is timed.
         target: The machine.
-        policy: Text of the measuring policy, version included.
+        policy: Text of the measuring policy, version included, and of the code that follows it.
     """
     name = type(target).__name__
     known = _SHAPES_CODE[name] | _SHAPES_TIME_ONLY[name]

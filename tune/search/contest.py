@@ -45,6 +45,7 @@ class Contest:
 
     Attributes:
         planned: The task.
+        protocol: How it is measured, and by which code.
         baseline: The extern as a candidate.
         candidates: All that compete, the baseline first.
         refused: Families that do not accept the task, and why.
@@ -78,7 +79,8 @@ class Contest:
         listed = (Candidate(name, config) for name, configs in self.spaces.items() for config in configs)
         self.candidates = tuple(dict.fromkeys((self.baseline, *listed)))
         sources = tuple(shop.source(family) for family in accepting)
-        self.key = race_key(sources, planned.key, shop.target_key, policy.key, shop.options.effort)
+        self.protocol = f"{policy.key} by {shop.workbench}"
+        self.key = race_key(sources, planned.key, shop.target_key, self.protocol, shop.options.effort)
         self.kindred = kindred_key(sources, planned.key, shop.target, policy.family, shop.options.effort)
         self.outcome = None if shop.options.recheck else shop.records.outcome(self.key)
         self.stale = self._find_stale()
@@ -93,7 +95,7 @@ class Contest:
     def key_of(self, candidate: Candidate) -> str:
         """Return a candidate's measurement key."""
         source = self.shop.source(self.shop.family(candidate))
-        return measurement_key(source, self.planned.key, candidate, self.shop.target, self.policy.key)
+        return measurement_key(source, self.planned.key, candidate, self.shop.target, self.protocol)
 
     @property
     def seed(self) -> int:

@@ -23,7 +23,8 @@ from tune_model.runtime.program import (
     TorchName,
     ValueRange,
 )
-from tune_model.tune.building.source import digest_family
+from tune_model.tune.building import source as source_files
+from tune_model.tune.building.source import digest_family, digest_measuring
 from tune_model.tune.candidate import Candidate, Effort
 from tune_model.tune.families import families_for
 from tune_model.tune.families.aten import FAMILY as ATEN
@@ -216,6 +217,41 @@ def test_a_field_that_no_key_accounts_for_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(identity._SHAPES_CODE, "CpuTarget", {"machine"})
     with pytest.raises(TypeError, match="isa"):
         target_key(TARGET)
+
+
+WORKBENCH = "tune_model.tune.measuring.workbench"
+STEP_BENCH = "tune_model.tune.measuring.step_bench"
+
+
+@pytest.mark.parametrize(
+    ("measuring", "module"),
+    [
+        (WORKBENCH, "tune_model.runtime.attention"),
+        (WORKBENCH, "tune_model.runtime.execution.binding"),
+        (WORKBENCH, "tune_model.runtime.operators.allowed"),
+        (WORKBENCH, "tune_model.tune.measuring.reference"),
+        (STEP_BENCH, "tune_model.runtime.execution.executor"),
+        (STEP_BENCH, "tune_model.runtime.execution.graphs"),
+    ],
+)
+def test_times_depend_on_the_code_that_takes_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measuring: str, module: str
+):
+    """A mend in the runtime left the times and verdicts of the code before it valid."""
+    before = digest_measuring(measuring)
+    assert digest_measuring(measuring) == before
+    file_of = source_files._file_of
+    found = file_of(module)
+    assert found is not None
+    mended = tmp_path / "mended.py"
+    mended.write_text(found.read_text() + "\nMENDED = True\n")
+    monkeypatch.setattr(source_files, "_file_of", lambda name: mended if name == module else file_of(name))
+    assert digest_measuring(measuring) != before
+
+
+def test_a_module_without_a_file_is_no_measuring_code():
+    with pytest.raises(TypeError, match=r"nowhere has no source file"):
+        digest_measuring("tune_model.nowhere")
 
 
 def test_the_source_digest_follows_imports_and_ignores_places(tmp_path: Path):

@@ -16,6 +16,7 @@ from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.execution.dispatch import Dispatcher
 from tune_model.runtime.execution.executor import Executor, InputError
 from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
+from tune_model.runtime.execution.lookups import check_indices, index_limits
 from tune_model.runtime.generation.buckets import Grid
 from tune_model.runtime.generation.completion import Generation
 from tune_model.runtime.generation.continuation import continuation_of
@@ -106,6 +107,7 @@ class TunedModel:
         self._executors = {name: self._executor(program) for name, program in self.programs.items()}
         self._pool = GraphPool(self.device) if graphs and self.device.type == "cuda" else None
         self._run = {name: self._runner(name, executor) for name, executor in self._executors.items()}
+        self._limits = {name: index_limits(program) for name, program in self.programs.items()}
         self._continuation: Executor | None = None
         self._language = self._language_phases()
         self._operators: OperatorReplay | None = None
@@ -190,7 +192,8 @@ class TunedModel:
 
         Args:
             phase: Its name.
-            inputs: By name, on the model's device.
+            inputs: By name, on the model's device. On a CPU, what is looked up in a table or a cache is checked; on
+                CUDA that would wait for the device, and the caller answers for it.
             hints: Values of symbols that no input binds.
 
         Returns:
@@ -203,13 +206,15 @@ class TunedModel:
         run = self._run.get(phase)
         if run is None:
             raise InputError(f"the model has no program {phase!r}; it has {list(self.programs)}")
+        check_indices(inputs, self._limits.get(phase, {}))
         return run(inputs, hints)
 
     def __call__(self, *args: Tensor, **kwargs: Tensor) -> Tensor | dict[str, Tensor]:
         """Run the model once.
 
         A causal language model takes `input_ids` (rows of one length) and gives the logits after the last token,
-        (batch, 1, vocabulary); other models take their program's inputs by position or name.
+        (batch, 1, vocabulary); other models take their program's inputs by position or name. Token numbers that lie on
+        the host are checked; those on a GPU are not, as that would wait for it.
 
         Returns:
             The output, or outputs by name where there are several.
@@ -227,6 +232,8 @@ class TunedModel:
         if twice:
             raise InputError(f"input {twice[0]!r} is given by position and by name")
         given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+        if self.device.type != "cpu":
+            check_indices(given, self._limits[phase])
         inputs = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in given.items()}
         if any(item.role == "cache" for item in program.inputs):
             inputs = self._with_fresh_cache(program, inputs)

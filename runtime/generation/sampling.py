@@ -19,6 +19,11 @@ __all__ = ["LIKELIEST", "Needs", "Sampling", "SamplingRows", "needs_of", "pick"]
 LIKELIEST = "likeliest_token"
 """The output of a decode program that is each row's most likely token, (rows, 1) int64, the first of equal ones."""
 
+_FLOAT32 = torch.finfo(torch.float32)
+
+_SMALLEST_DIVISOR = 1e-5
+"""Of logits: lower temperatures pick the most likely token as well, but their quotients would be infinite."""
+
 _BELOW_ONE = 1 - 2.0**-23
 """Times a sum of probabilities near 1 it is smaller than the sum, also in float32."""
 
@@ -118,10 +123,10 @@ class SamplingRows:
             count: Tokens it may pick.
         """
         for parameter, value in (
-            (self.temperature, sampling.temperature),
-            (self.top_p, sampling.top_p),
-            (self.penalty, sampling.repetition_penalty),
-            (self.top_k, sampling.top_k or self._vocabulary),
+            (self.temperature, _bounded(sampling.temperature, _SMALLEST_DIVISOR)),
+            (self.top_p, _bounded(sampling.top_p, _FLOAT32.tiny)),
+            (self.penalty, _bounded(sampling.repetition_penalty, _SMALLEST_DIVISOR)),
+            (self.top_k, min(sampling.top_k or self._vocabulary, self._vocabulary)),
         ):
             parameter[row].fill_(value)
         if sampling.temperature > 0:
@@ -152,6 +157,11 @@ class SamplingRows:
         """Memory it occupies."""
         tensors = [self.temperature, self.top_p, self.penalty, self.top_k, self._draws]
         return sum(t.nbytes for t in tensors) + (0 if self._seen is None else self._seen.nbytes)
+
+
+def _bounded(value: float, smallest: float) -> float:
+    """Return the nearest number that a float32 holds and that is not below `smallest`; 0 stays 0."""
+    return 0.0 if value == 0 else min(max(value, smallest), _FLOAT32.max)
 
 
 def pick(

@@ -1,16 +1,18 @@
 """One prompt on its way to its answer: what was asked, and what has come of it so far."""
 
+from numbers import Integral
 from typing import Literal
 
 import msgspec
 from torch import Tensor
 
+from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.generation.sampling import Sampling
 
-__all__ = ["Completion", "Finish", "Generation"]
+__all__ = ["Completion", "CompletionFailedError", "Finish", "Generation"]
 
-Finish = Literal["eos", "length", "cancelled"]
+Finish = Literal["eos", "length", "cancelled", "error"]
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -22,7 +24,7 @@ class Generation(msgspec.Struct, frozen=True):
         sampling: How tokens are picked.
 
     Raises:
-        InputError: The limit is negative.
+        InputError: The limit is negative or no integer.
     """
 
     max_new_tokens: int
@@ -30,18 +32,20 @@ class Generation(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 0:
-            raise InputError(f"max_new_tokens is {self.max_new_tokens}; expected 0 or more")
+        count: object = self.max_new_tokens  # whatever the caller gave
+        if not isinstance(count, Integral) or int(count) < 0:
+            raise InputError(f"max_new_tokens is {count!r}; expected an integer, 0 or more")
 
 
 class Completion:
     """A prompt and its answer; changed by its scheduler alone.
 
     Attributes:
-        prompt: (length,) int64.
+        prompt: (length,) int64, on the host, nobody else's.
         generation: What was asked.
         tokens: The answer so far.
-        finish: Why it is complete; `None` while it is not.
+        finish: Why it is complete; `None` while it is not. `tokens` may be read until then and afterwards.
+        error: What went wrong where `finish` is `error`.
     """
 
     def __init__(self, prompt: Tensor, generation: Generation) -> None:
@@ -49,6 +53,7 @@ class Completion:
         self.generation = generation
         self.tokens: list[int] = []
         self.finish: Finish | None = None
+        self.error: BaseException | None = None
 
     def add(self, token: int) -> None:
         """Append a token, and note what it ends."""
@@ -57,3 +62,20 @@ class Completion:
             self.finish = "eos"
         elif len(self.tokens) >= self.generation.max_new_tokens:
             self.finish = "length"
+
+    def fail(self, error: BaseException) -> None:
+        """End it because of an error, unless it is complete."""
+        if self.finish is None:
+            self.error, self.finish = error, "error"
+
+
+class CompletionFailedError(TuneModelError):
+    """One completion could not go on; its row is free, and the others go on with the next step.
+
+    Attributes:
+        completion: Which; its `error`, this one's cause, says what happened.
+    """
+
+    def __init__(self, completion: Completion, message: str) -> None:
+        super().__init__(message)
+        self.completion = completion

@@ -1,11 +1,11 @@
 """Generate text for a few prompts at once: a scheduler's steps as an iterator."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from tune_model.runtime.execution.executor import InputError
-from tune_model.runtime.generation.completion import Completion, Generation
+from tune_model.runtime.generation.completion import Completion, CompletionFailedError, Generation
 from tune_model.runtime.generation.sampling import Sampling
 from tune_model.runtime.generation.scheduler import Scheduler
 
@@ -56,8 +56,10 @@ def generate_tokens(
         One token for each row that has one: `None` for a row that has ended or still waits for a place.
 
     Raises:
-        InputError: There is no prompt, or one is empty or does not fit the cache.
+        InputError: There is no prompt, or one is empty, has numbers that are no tokens, or does not fit the cache.
     """
+    if isinstance(prompts, Tensor):
+        prompts = prompts.cpu()  # waits for all of them once
     if len(prompts) == 0:
         raise InputError("no prompt given; expected at least one")
     rows: list[Completion] = []
@@ -70,7 +72,7 @@ def generate_tokens(
         place = {id(completion): index for index, completion in enumerate(rows)}
         while not scheduler.idle:
             step: list[int | None] = [None] * len(rows)
-            for completion, token in scheduler.step():
+            for completion, token in _step(scheduler, place):
                 index = place[id(completion)]
                 if step[index] is not None:  # its first token and the next arrive together
                     yield tuple(step)
@@ -82,3 +84,16 @@ def generate_tokens(
         scheduler.cancel(rows)
         while not scheduler.idle:  # leaves every row free for whoever is next
             scheduler.step()
+
+
+def _step(scheduler: Scheduler, place: Mapping[int, int]) -> list[tuple[Completion, int]]:
+    """Run a step; what ends one completion ends the generation, as itself."""
+    try:
+        return scheduler.step()
+    except CompletionFailedError as failed:
+        error, index = failed.completion.error, place[id(failed.completion)]
+        reason = failed
+    if error is None:
+        raise reason
+    error.add_note(f"while prompt {index} was read")
+    raise error

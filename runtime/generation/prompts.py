@@ -1,14 +1,56 @@
-"""Run prompts into rows of a cache, in parts and padded to lengths that repeat."""
+"""Read the prompts that callers give; run them into rows of a cache, in parts and padded to lengths that repeat."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from tune_model.runtime.execution.executor import InputError
+from tune_model.runtime.execution.lookups import first_outside
 from tune_model.runtime.generation.buckets import Buckets, Chunk
 from tune_model.runtime.generation.decoder import context_hint
 from tune_model.runtime.generation.phases import Phases
 from tune_model.runtime.kv_cache import KVCache
 
-__all__ = ["PromptRunner"]
+__all__ = ["PromptRunner", "read_prompt"]
+
+_INTEGERS = frozenset(
+    {
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    }
+)
+
+
+def read_prompt(prompt: Sequence[int] | Tensor, limit: int | None) -> Tensor:
+    """Copy a prompt to the host, where its tokens are checked: what the caller does with its memory is nothing to us.
+
+    Waits for a prompt that lies on a device, on the caller's current stream.
+
+    Args:
+        prompt: Token numbers, of any integer dtype.
+        limit: How many tokens there are; `None` where nobody knows.
+
+    Returns:
+        (length,) int64, on the host.
+
+    Raises:
+        InputError: It is empty, not a list of integers, or has a number that is no token.
+    """
+    try:
+        given = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"a prompt cannot be read: {reason}; expected a list of token numbers") from error
+    if given.dim() != 1 or given.shape[0] == 0:
+        raise InputError(f"a prompt is {tuple(given.shape)}; expected at least one token in one dim, int64")
+    if given.dtype not in _INTEGERS:
+        raise InputError(f"a prompt is {given.dtype}; expected integers, the numbers of its tokens")
+    tokens = given.detach().to("cpu", torch.int64, copy=True)
+    if limit is not None and (found := first_outside(tokens, limit)) is not None:
+        (place,), value = found
+        raise InputError(f"token {place} of the prompt is {value}; expected 0 to {limit - 1}")
+    return tokens
 
 
 class PromptRunner:

@@ -36,6 +36,11 @@ class Readback(Generic[_T]):
     def __len__(self) -> int:
         return len(self._queue)
 
+    def reserve(self) -> None:
+        """Have memory for the next transfer: what takes tokens that cannot be taken twice calls this before."""
+        if not self._spare:
+            self._spare.append(torch.empty(self._rows, dtype=torch.int64, pin_memory=self.overlaps))
+
     def start(self, tokens: Tensor, owners: Sequence[tuple[int, _T]]) -> None:
         """Begin to read tokens.
 
@@ -43,9 +48,9 @@ class Readback(Generic[_T]):
             tokens: (n, 1) int64; may be overwritten by later work on the same stream.
             owners: Which of them are wanted, with whatever the reader wants to get back beside each.
         """
-        made = (
-            self._spare.pop() if self._spare else torch.empty(self._rows, dtype=torch.int64, pin_memory=self.overlaps)
-        )
+        if not self._spare:
+            self.reserve()
+        made = self._spare.pop()
         host = made[: tokens.shape[0]]
         host.copy_(tokens[:, 0], non_blocking=True)
         event = None
@@ -56,9 +61,10 @@ class Readback(Generic[_T]):
 
     def finish(self) -> list[tuple[_T, int]]:
         """Wait for the oldest transfer; returns each owner with its token."""
-        owners, host, event = self._queue.popleft()
+        owners, host, event = self._queue[0]
         if event is not None:
             event.synchronize()
         tokens = host.tolist()
+        self._queue.popleft()
         self._spare.append(host)
         return [(owner, tokens[place]) for place, owner in owners]  # type: ignore[misc] # put there by start

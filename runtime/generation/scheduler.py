@@ -6,6 +6,7 @@ holds them all.
 """
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.execution.layout import layout_of
+from tune_model.runtime.execution.lookups import index_limits
 from tune_model.runtime.generation.buckets import Buckets, Chunk, buckets_of
-from tune_model.runtime.generation.completion import Completion, Generation
+from tune_model.runtime.generation.completion import Completion, CompletionFailedError, Generation
 from tune_model.runtime.generation.decoder import Decoder, StepKind
 from tune_model.runtime.generation.phases import Phases
-from tune_model.runtime.generation.prompts import PromptRunner
+from tune_model.runtime.generation.prompts import PromptRunner, read_prompt
 from tune_model.runtime.generation.readback import Readback
 from tune_model.runtime.generation.rows import Rows
 from tune_model.runtime.generation.sampling import Sampling, needs_of, pick
@@ -36,7 +38,8 @@ class SchedulerState(msgspec.Struct, frozen=True):
         waiting: Prompts that have no row yet.
         running: Rows in use.
         rows: Rows there are.
-        completed: Answers so far, cancelled ones included.
+        completed: Answers so far, cancelled and failed ones included.
+        failed: Those that an error ended.
         prompt_tokens: Tokens of prompts that ran, without padding.
         new_tokens: Tokens that were handed out.
         steps: Steps that decoded.
@@ -48,6 +51,7 @@ class SchedulerState(msgspec.Struct, frozen=True):
     running: int
     rows: int
     completed: int
+    failed: int
     prompt_tokens: int
     new_tokens: int
     steps: int
@@ -76,8 +80,13 @@ class _Running:
 class Scheduler:
     """Generates for many prompts at once over one cache.
 
-    `submit` and `cancel` may be called from any thread at any time; `step` from any, one at a time. All work of a
-    scheduler goes to the CUDA stream that was current when it was made.
+    `submit`, `cancel` and `state` may be called from any thread at any time; they wait neither for a step nor for the
+    scheduler's stream. `step`, `abort` and `warm_up` may be called from any thread too, and run one at a time. All work
+    of a scheduler goes to the CUDA stream that was current when it was made.
+
+    An exception never leaves a row half done. One while a prompt is read ends that completion and comes as
+    `CompletionFailedError`. Any other, of a step of all rows, has advanced nothing: `step` may be called again, and
+    `abort` ends the rows in use where that keeps failing. No token of another completion is lost or wrong either way.
 
     Args:
         phases: The model.
@@ -117,8 +126,12 @@ class Scheduler:
         self.prompt_tokens: int | None = None
         self._running: list[_Running | None] = [None] * rows
         self._waiting: deque[Completion] = deque()
+        self._token_limit = index_limits(phases.prefill.program).get("input_ids")
+        self._unsettled: set[int] = set()  # rows out of use that the device may not know of yet
         self._lock = threading.RLock()
-        self._admitted = self._completed = self._read_in = self._handed_out = self._steps = 0
+        self._queue_lock = threading.Lock()
+        self._sweep = False  # somebody who may wait was cancelled
+        self._admitted = self._completed = self._failed = self._read_in = self._handed_out = self._steps = 0
 
     @property
     def cache(self) -> KVCache:
@@ -126,14 +139,16 @@ class Scheduler:
         return self._rows.cache
 
     def submit(self, prompt: Sequence[int] | Tensor, generation: Generation) -> Completion:
-        """Queue a prompt.
+        """Queue a copy of a prompt.
+
+        Args:
+            prompt: Token numbers. Those on a device are waited for, on the caller's stream.
+            generation: What is to follow.
 
         Raises:
-            InputError: It is empty, or does not fit a row together with its new tokens.
+            InputError: It is empty, has numbers that are no tokens, or does not fit a row together with its new tokens.
         """
-        tokens = torch.as_tensor(prompt, dtype=torch.int64)
-        if tokens.dim() != 1 or tokens.shape[0] == 0:
-            raise InputError(f"a prompt is {tuple(tokens.shape)}; expected at least one token in one dim, int64")
+        tokens = read_prompt(prompt, self._token_limit)
         # The last token that is generated is never run, so it needs no slot.
         needed = tokens.shape[0] + max(generation.max_new_tokens - 1, 0)
         if needed > self.cache.max_length:
@@ -141,14 +156,12 @@ class Scheduler:
                 f"a prompt has {tokens.shape[0]} tokens and {generation.max_new_tokens} are to follow; "
                 f"the cache holds {self.cache.max_length} per row"
             )
-        if tokens.device.type == "cuda" and self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(tokens.device))
-            tokens.record_stream(self._stream)
         completion = Completion(tokens, generation)
         if generation.max_new_tokens == 0:
             completion.finish = "length"
         else:
-            self._waiting.append(completion)
+            with self._queue_lock:
+                self._waiting.append(completion)
         return completion
 
     def cancel(self, completions: Iterable[Completion]) -> None:
@@ -156,6 +169,27 @@ class Scheduler:
         for completion in completions:
             if completion.finish is None:
                 completion.finish = "cancelled"
+                self._sweep = True
+
+    def abort(self, error: BaseException) -> list[Completion]:
+        """End every completion that has a row, for steps that keep failing; those that wait go on with the next step.
+
+        Args:
+            error: What is to blame.
+
+        Returns:
+            Those that were ended.
+        """
+        with self._lock, _on(self._stream), torch.no_grad():
+            ended = []
+            for row, running in enumerate(self._running):
+                if running is not None:
+                    if running.completion.finish is None:
+                        running.completion.fail(error)
+                        ended.append(running.completion)
+                    self._leave(row)
+            self._settle()
+            return ended
 
     @property
     def idle(self) -> bool:
@@ -169,6 +203,7 @@ class Scheduler:
             running=sum(r is not None for r in self._running),
             rows=self.cache.rows,
             completed=self._completed,
+            failed=self._failed,
             prompt_tokens=self._read_in,
             new_tokens=self._handed_out,
             steps=self._steps,
@@ -201,8 +236,12 @@ class Scheduler:
 
         Returns:
             Completions with one new token each; a completion may come twice.
+
+        Raises:
+            CompletionFailedError: A prompt could not be read. Its completion has ended; the next step goes on.
         """
         with self._lock, _on(self._stream), torch.no_grad():
+            self._settle()
             self._free_rows()
             self._admit()
             self._read_prompts()
@@ -225,18 +264,38 @@ class Scheduler:
         for row, running in enumerate(self._running):
             if running is not None and running.completion.finish is not None:
                 self._release(row)
+        if self._sweep:
+            self._sweep = False
+            with self._queue_lock:
+                kept = deque(completion for completion in self._waiting if completion.finish is None)
+                self._completed += len(self._waiting) - len(kept)
+                self._waiting = kept
 
     def _release(self, row: int) -> None:
-        self._running[row] = None
-        self._rows.rest(row)
-        self._completed += 1
+        self._leave(row)
+        self._settle()
+
+    def _leave(self, row: int) -> None:
+        """Take a row out of use on the host alone."""
+        running = self._running[row]
+        if running is not None:
+            self._running[row] = None
+            self._unsettled.add(row)
+            self._completed += 1
+            self._failed += running.completion.finish == "error"
+
+    def _settle(self) -> None:
+        """Let rows that are out of use rest on the device; what an exception leaves undone is done by the next step."""
+        for row in tuple(self._unsettled):
+            self._rows.rest(row)
+            self._unsettled.discard(row)
 
     def _admit(self) -> None:
         for row in range(len(self._running)):
             while self._running[row] is None and self._waiting:
                 completion = self._waiting.popleft()
                 if completion.finish is not None:
-                    self._completed += 1  # cancelled while it waited
+                    self._completed += 1  # cancelled just now
                     continue
                 chunks = self.buckets.chunks(completion.prompt.shape[0])
                 self._running[row] = _Running(self._admitted, completion, chunks)
@@ -252,7 +311,9 @@ class Scheduler:
             last = used[-1]
             running = self._running[last]
             assert running is not None  # noqa: S101 (it is in use)
+            self._unsettled.add(gap)
             self._rows.move(last, gap, running.length)
+            self._unsettled.discard(gap)
             self._running[gap], self._running[last] = running, None
 
     # ------------------------------------------------------------------------------------------------------------ work
@@ -264,30 +325,46 @@ class Scheduler:
             while running.chunks:
                 if budget is not None and budget <= 0:
                     return
-                chunk = running.chunks.popleft()
-                self._read_part(row, running, chunk)
+                chunk = running.chunks[0]
+                try:
+                    self._read_part(row, running, chunk)
+                except Exception as error:
+                    self._end(row, running, error)
+                    message = f"request {running.number}, a prompt of {running.completion.prompt.shape[0]} tokens"
+                    raise CompletionFailedError(running.completion, f"{message}: {error}") from error
                 budget = None if budget is None else budget - chunk.size
 
     def _read_part(self, row: int, running: _Running, chunk: Chunk) -> None:
-        completion = running.completion
-        logits = self._prompts.run(row, completion.prompt, chunk)
+        logits = self._prompts.run(row, running.completion.prompt, chunk)
+        if len(running.chunks) > 1:
+            self._rows.rest(row, chunk.stop)
+        else:
+            self._begin(row, running, logits, chunk.stop)
         self._read_in += chunk.stop - chunk.start
         running.length = chunk.stop
-        if running.chunks:
-            self._rows.rest(row, chunk.stop)
-            return
-        generation = completion.generation
+        running.chunks.popleft()
+        if running.launched == running.completion.generation.max_new_tokens:
+            self._release(row)
+
+    def _begin(self, row: int, running: _Running, logits: Tensor, length: int) -> None:
+        """Pick the first token after a prompt of so many tokens, and let the row take part in steps."""
+        completion, generation = running.completion, running.completion.generation
         needs = needs_of([generation.sampling])
-        position = torch.full((1, 1), chunk.stop, device=self._rows.device)
+        position = torch.full((1, 1), length, device=self._rows.device)
         self._rows.prepare(row, generation.sampling, completion.prompt, generation.max_new_tokens)
         token = pick(logits, self._rows.sampling, row, position, needs)
         if needs.penalises:
             self._rows.sampling.note(row, token)
-        self._rows.start(row, token, chunk.stop)
+        self._rows.start(row, token, length)
         self._readback.start(token, [(0, completion)])
         running.launched = 1
-        if running.launched == generation.max_new_tokens:
-            self._release(row)
+
+    def _end(self, row: int, running: _Running, error: Exception) -> None:
+        """End a completion that failed."""
+        traceback.clear_frames(error.__traceback__)  # their tensors would live as long as the completion
+        running.completion.fail(error)
+        self._leave(row)
+        self._settle()
 
     def _decoding(self) -> list[tuple[int, _Running]]:
         return [(row, r) for row, r in enumerate(self._running) if r is not None and r.decodes]
@@ -303,6 +380,7 @@ class Scheduler:
 
     def _decode(self, kind: StepKind) -> None:
         rows = self._decoding()
+        self._readback.reserve()  # once the rows have advanced, nothing may fail
         tokens = self._decoder.step(kind)
         self._readback.start(tokens, [(row, running.completion) for row, running in rows])
         self._steps += 1

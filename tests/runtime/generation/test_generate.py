@@ -104,6 +104,10 @@ def test_calling_the_model_gives_the_logits_after_the_last_token(model: TunedMod
         ([[1], []], 1, r"prompt 1: .* is \(0,\); expected at least one token"),
         ([[[1]]], 1, "in one dim"),
         ([[1]], -1, "max_new_tokens is -1"),
+        ([[1]], 1.5, "max_new_tokens is 1.5"),
+        ([[1], [2, 99]], 1, "prompt 1: token 1 of the prompt is 99; expected 0 to 31"),
+        (torch.tensor([[1], [-2]]), 1, "prompt 1: token 0 of the prompt is -2; expected 0 to 31"),
+        ([1, 2], 1, "prompt 0: a prompt is"),
     ],
 )
 def test_bad_prompts_are_one_clear_error(model: TunedModel, prompts: list[list[int]], new: int, message: str):

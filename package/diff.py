@@ -19,10 +19,10 @@ from tune_model.package.format.records import ChoiceRecord, TaskRecord
 from tune_model.package.read import Artifact
 from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import label
+from tune_model.tune.measuring.interval import SIGMAS_95, bounds, log_deviation, log_deviation_of_sum
 
 __all__ = ["ArtifactDiff", "Changed", "DiffError", "Slowdown", "TaskDiff", "diff_artifacts", "slower_than"]
 
-_SIGMAS_95: Final = 1.96
 _SIGMAS_TASK: Final = 3.0
 """A task counts as slower from three standard deviations on: among fifty, two happen by chance every other time."""
 
@@ -51,10 +51,9 @@ class Slowdown(msgspec.Struct, frozen=True):
     ratio: float
     deviation: float
 
-    def bounds(self, sigmas: float = _SIGMAS_95) -> tuple[float, float]:
+    def bounds(self, sigmas: float = SIGMAS_95) -> tuple[float, float]:
         """Return the interval of so many standard deviations to each side; 95 % by default."""
-        spread = math.exp(sigmas * self.deviation)
-        return self.ratio / spread, self.ratio * spread
+        return bounds(self.ratio, self.deviation, sigmas)
 
 
 class TaskDiff(msgspec.Struct, frozen=True):
@@ -219,15 +218,9 @@ def _slowdown(old: ChoiceRecord, new: ChoiceRecord, *, same_machine: bool) -> Sl
         return None
     if same_machine and old.baseline_us > 0 and new.baseline_us > 0:
         ratio = (new.median_us / new.baseline_us) / (old.median_us / old.baseline_us)
-        return Slowdown(ratio, math.hypot(_gain_deviation(old), _gain_deviation(new)))
+        deviations = (log_deviation(choice.gain_low, choice.gain_high) for choice in (old, new))
+        return Slowdown(ratio, math.hypot(*deviations))
     return Slowdown(new.median_us / old.median_us, math.hypot(_time_deviation(old), _time_deviation(new)))
-
-
-def _gain_deviation(choice: ChoiceRecord) -> float:
-    """Return the relative error of baseline / winner, from its 95 % interval."""
-    if not 0 < choice.gain_low < choice.gain_high:
-        return 0.0
-    return math.log(choice.gain_high / choice.gain_low) / (2 * _SIGMAS_95)
 
 
 def _time_deviation(choice: ChoiceRecord) -> float:
@@ -241,14 +234,12 @@ def _time_deviation(choice: ChoiceRecord) -> float:
 
 
 def _total(parts: Iterable[tuple[float, Slowdown | None]]) -> Slowdown:
-    """Return the slowdown of a weighted sum; tasks were measured apart, so variances add up."""
-    old = new = variance = 0.0
-    for old_us, slowdown in parts:
-        if slowdown is not None:
-            old += old_us
-            new += old_us * slowdown.ratio
-            variance += (old_us * slowdown.ratio * slowdown.deviation) ** 2
-    return Slowdown(new / old, math.sqrt(variance) / new) if old > 0 and new > 0 else Slowdown(1.0, 0.0)
+    """Return the slowdown of a weighted sum; tasks were measured apart."""
+    compared = [(old_us, slowdown) for old_us, slowdown in parts if slowdown is not None]
+    old, new = sum(us for us, _ in compared), sum(us * slowdown.ratio for us, slowdown in compared)
+    if old <= 0 or new <= 0:
+        return Slowdown(1.0, 0.0)
+    return Slowdown(new / old, log_deviation_of_sum((us * s.ratio, s.deviation) for us, s in compared))
 
 
 def _drift(pairs: Iterable[tuple[_Outcome, _Outcome]]) -> float:

@@ -4,7 +4,6 @@ Device time on CUDA is between two events around the call; wall time is a host c
 synchronisation. On a CPU both are the host clock. docs/measuring.md states the protocol.
 """
 
-import math
 import random
 import statistics
 import time
@@ -14,10 +13,9 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-__all__ = ["Contender", "Timing", "interleave"]
+from tune_model.tune.measuring.interval import FEWEST_PAIRS, paired_ratio
 
-# Two-sided 97.5 % quantiles of Student's t for small samples; from 30 on the normal quantile is within 4 %.
-_T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 15: 2.14, 20: 2.09, 30: 2.05}
+__all__ = ["Contender", "Timing", "interleave"]
 
 
 class Contender(NamedTuple):
@@ -41,8 +39,8 @@ class Timing(msgspec.Struct, frozen=True):
         low_ms: 20th percentile.
         high_ms: 80th percentile.
         wall_ms: Host time of a call followed by a synchronisation, median.
-        ratio: This contender's time / the first contender's, geometric mean over rounds; above 1 is slower.
-        ratio_low: Lower end of its 95 % interval (paired by round).
+        ratio: This contender's time / the first contender's, paired by round, median; above 1 is slower.
+        ratio_low: Lower end of its 95 % interval, that of the sign test as in races.
         ratio_high: Upper end.
         rounds: How many rounds.
     """
@@ -66,7 +64,7 @@ def interleave(
     Args:
         contenders: The first is the one that ratios refer to.
         device: Where they run.
-        rounds: How often each runs; fewer (at least 5) when `budget_s` would be exceeded.
+        rounds: How often each runs; fewer (at least `FEWEST_PAIRS`) when `budget_s` would be exceeded.
         budget_s: Seconds to spend.
         seed: Of the order within rounds.
     """
@@ -80,7 +78,7 @@ def interleave(
     shuffle = random.Random(seed)  # noqa: S311 - an order of measurements, not a secret
     started = time.perf_counter()
     for done in range(rounds):
-        if done >= 5 and time.perf_counter() - started > budget_s:
+        if done >= FEWEST_PAIRS and time.perf_counter() - started > budget_s:
             break
         shuffle.shuffle(order)
         for index in order:
@@ -114,7 +112,7 @@ def _once(run: Callable[[], object], device: torch.device) -> tuple[float, float
 
 
 def _summary(name: str, times: list[float], walls: list[float], reference: list[float]) -> Timing:
-    ratio, low, high = paired_interval(times, reference)
+    ratio = paired_ratio(times, reference)
     ordered = sorted(times)
     return Timing(
         name=name,
@@ -122,22 +120,8 @@ def _summary(name: str, times: list[float], walls: list[float], reference: list[
         low_ms=ordered[int(0.2 * (len(ordered) - 1))],
         high_ms=ordered[int(0.8 * (len(ordered) - 1))],
         wall_ms=statistics.median(walls),
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
+        ratio=ratio.median,
+        ratio_low=ratio.low,
+        ratio_high=ratio.high,
         rounds=len(times),
     )
-
-
-def paired_interval(times: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of times / reference and its 95 % interval, from the log ratios of each round.
-
-    Student's t on the log ratios; with fewer than two rounds the interval is unbounded.
-    """
-    logs = [math.log(a / b) for a, b in zip(times, reference, strict=True)]
-    mean = statistics.fmean(logs)
-    if len(logs) < 2:
-        return math.exp(mean), 0.0, math.inf
-    quantile = next((q for n, q in sorted(_T.items()) if len(logs) <= n), 1.96)
-    half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)

@@ -40,7 +40,7 @@ With --save a long benchmark can run in parts: rows of points timed now replace 
 @click.option(
     "--only", multiple=True, metavar="POINT", help="Time only points that begin with these words; repeatable."
 )
-@click.option("--rounds", default=50, show_default=True, type=click.IntRange(5, 10_000), help="Rounds per point.")
+@click.option("--rounds", default=50, show_default=True, type=click.IntRange(6, 10_000), help="Rounds per point.")
 @click.option("--no-compile", is_flag=True, help="Leave torch.compile out: it takes minutes for a large model.")
 @verify_key_option
 @click.option("--save", "save_path", metavar="FILE", default=None, help="Write or update a benchmark result (JSON).")

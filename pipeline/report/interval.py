@@ -1,15 +1,13 @@
 """A speedup of several tasks together, with its interval, from the tasks' own speedups and intervals."""
 
-import math
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["Gain", "Part", "total_gain"]
+from tune_model.tune.measuring.interval import bounds, log_deviation, log_deviation_of_sum
 
-_HALF_WIDTH: Final = 1.96
-"""A 95 % interval is so many standard deviations to each side."""
+__all__ = ["Gain", "Part", "total_gain"]
 
 
 class Gain(msgspec.Struct, frozen=True):
@@ -35,15 +33,9 @@ def total_gain(parts: Iterable[Part]) -> Gain:
     The tasks were measured apart from each other, so their errors are taken as independent: the variances of the tasks'
     times add up. A task without a gain contributes its time and no error.
     """
-    before = after = variance = 0.0
-    for part in parts:
-        before += part.before_us
-        after += part.after_us
-        if 0 < part.gain_low < part.gain_high:
-            deviation = math.log(part.gain_high / part.gain_low) / (2 * _HALF_WIDTH)
-            variance += (part.after_us * deviation) ** 2
+    added = tuple(parts)
+    before, after = sum(part.before_us for part in added), sum(part.after_us for part in added)
     if before <= 0 or after <= 0:
         return Gain(1.0, 1.0, 1.0)
-    spread = math.exp(_HALF_WIDTH * math.sqrt(variance) / after)
-    ratio = before / after
-    return Gain(ratio, ratio / spread, ratio * spread)
+    deviation = log_deviation_of_sum((p.after_us, log_deviation(p.gain_low, p.gain_high)) for p in added)
+    return Gain(before / after, *bounds(before / after, deviation))

@@ -141,7 +141,7 @@ def test_an_artifact_tuned_elsewhere_runs_and_warns_in_one_line(artifact, capsys
     optimal = decode_manifest(files["manifest.json"], "").must_match_to_stay_optimal
     other = msgspec.structs.replace(optimal, name="Another CPU")
     make_folder(artifact, remade(files, must_match_to_stay_optimal=other))
-    assert cli.run(["bench", "a.tuned", "--no-compile", "--rounds", "5", "--only", "forward batch=16"]) == 0
+    assert cli.run(["bench", "a.tuned", "--no-compile", "--rounds", "6", "--only", "forward batch=16"]) == 0
     shown = capsys.readouterr().err
     assert re.fullmatch(r"warning: a.tuned: was tuned on another machine: name is .*expected Another CPU.*\n", shown)
 
@@ -194,7 +194,7 @@ def test_weights_of_another_model(artifact, capsys):
 ASKED_WRONGLY = {
     "a device of no kind": (("--device", "toaster"), "device is 'toaster'; expected cpu, cuda or cuda:N"),
     "a point of another model": (("--only", "decode"), "--only matches no point; there are: forward batch=1; forward"),
-    "no rounds": (("--rounds", "0"), "Invalid value for '--rounds': 0 is not in the range 5<=x<=10000."),
+    "no rounds": (("--rounds", "0"), "Invalid value for '--rounds': 0 is not in the range 6<=x<=10000."),
     "a result that is none": (
         ("--save", "notes.txt"),
         "notes.txt: JSON is malformed.*; expected a benchmark",

@@ -11,7 +11,7 @@ from tune_model.package.write import write_artifact
 from tune_model.pipeline import cli
 from tune_model.pipeline.bench.result import command_text, merge_commands, read_result
 
-QUICK = ("--no-compile", "--rounds", "5")
+QUICK = ("--no-compile", "--rounds", "6")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_a_result_holds_the_command_that_made_it(artifact: Path, tmp_path: Path)
     result = read_result(Path(save))
     assert result.benchmark == "two-layers"
     assert result.command == (
-        "tune-model bench quickstart.tuned --weights w.safetensors --no-compile --rounds 5 --save=quick.json"
+        "tune-model bench quickstart.tuned --weights w.safetensors --no-compile --rounds 6 --save=quick.json"
     )
     assert {row["name"] for row in result.rows} == {"tuned", "eager"}
     assert result.summary.keys() == {
@@ -49,10 +49,10 @@ def test_a_result_made_in_parts_names_every_command_that_left_rows(artifact: Pat
 
 
 def test_a_result_whose_rows_were_all_replaced_names_the_last_command(artifact: Path):
-    for rounds in ("5", "6"):
+    for rounds in ("6", "7"):
         assert cli.run(["bench", "quickstart.tuned", "--no-compile", "--rounds", rounds, "--save", "r.json"]) == 0
     assert read_result(Path("r.json")).command == (
-        "tune-model bench quickstart.tuned --no-compile --rounds 6 --save r.json"
+        "tune-model bench quickstart.tuned --no-compile --rounds 7 --save r.json"
     )
 
 

@@ -1,8 +1,19 @@
+import math
 import random
 
 import pytest
 
-from tune_model.tune.measuring.interval import drifted, paired_ratio, percentile
+from tune_model.tune.measuring.interval import (
+    FEWEST_PAIRS,
+    bounds,
+    chance_of_fewer,
+    drifted,
+    log_deviation,
+    log_deviation_of_sum,
+    paired_ratio,
+    percentile,
+    significant,
+)
 
 
 def test_percentiles_interpolate():
@@ -23,6 +34,54 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
         assert ratio.low <= ratio.median <= ratio.high
         inside += ratio.low <= 1.25 <= ratio.high
     assert 0.93 <= inside / 400 <= 1.0
+
+
+@pytest.mark.parametrize("count", range(FEWEST_PAIRS, 61))
+def test_whatever_the_noise_the_interval_is_of_95_percent_and_no_wider_than_it_must_be(count: int):
+    """The median lies below the k-th of n pairs when fewer than k coins of n show heads, whatever the distribution."""
+    ratio = paired_ratio([float(n) for n in range(1, count + 1)], [1.0] * count)
+    rank = round(ratio.low) - 1
+    assert ratio.high == count - rank
+
+    def missed(rank: int) -> float:
+        return 2 * sum(math.comb(count, k) for k in range(rank + 1)) * 0.5**count
+
+    assert missed(rank) <= 0.05 < missed(rank + 1)
+
+
+def test_the_chance_of_a_slowdown_is_that_of_the_sign_test():
+    before, after = [10.0] * 9, [11.0] * 9
+    assert chance_of_fewer(before, after, 1.0) == 0.5**9
+    assert chance_of_fewer(before, [*after[:8], 9.0], 1.0) == 10 * 0.5**9
+    assert chance_of_fewer(before, after, 0.9) == 1.0  # a tenth slower is no more than a tenth
+    assert chance_of_fewer(after, before, 1.0) == 1.0
+
+
+def test_of_many_findings_without_a_cause_none_holds_in_95_of_100_cases():
+    """Each asked alone, one of forty is found when there is nothing."""
+    dice = random.Random(5)  # noqa: S311 (repeatable noise)
+    alone = together = 0
+    for _ in range(400):
+        chances = [dice.random() for _ in range(40)]
+        alone += min(chances) <= 0.05
+        together += any(significant(chances))
+    assert alone / 400 > 0.8
+    assert together / 400 < 0.08
+
+
+def test_findings_with_a_cause_hold_beside_others():
+    assert significant([0.5, 0.001, 0.012, 0.9, 0.03]) == (False, True, True, False, False)
+    assert significant([0.02, 0.02]) == (True, True)
+    assert significant([]) == ()
+
+
+def test_errors_of_tasks_measured_apart_add_up_by_their_squares():
+    one = log_deviation(0.9, 1.1)
+    assert bounds(1.0, one) == (pytest.approx(0.9045, abs=1e-4), pytest.approx(1.1055, abs=1e-4))
+    assert log_deviation(1.0, 1.0) == log_deviation(0.0, 1.0) == 0.0
+    assert log_deviation_of_sum([(1.0, one)] * 4) == pytest.approx(one / 2)
+    assert log_deviation_of_sum([(3.0, 0.3), (4.0, 0.4)]) == pytest.approx(math.hypot(0.9, 1.6) / 7.0)
+    assert log_deviation_of_sum([]) == 0.0
 
 
 def test_equal_times_are_never_a_gain():

@@ -127,10 +127,20 @@ def descriptor_space(product: Product, target: CudaTarget) -> tuple[Config, ...]
                     for group, late in ((8, 0.0), (4, 2.0), (16, 2.2)) if product.m > 256 else ((8, 0.0),):
                         config = _config(tile, mode, splits, group, target, swap=swap)
                         cost = base + 0.35 * place + late
-                        # The last program's sum saves a launch; a second kernel's spreads over the device.
-                        for last_adds, more in ((True, 0.0), (False, 1.0)) if splits > 1 else ((False, 0.0),):
+                        for last_adds, more in _sums(mode, splits):
                             found.setdefault((*config, ("last_adds", last_adds)), cost + more)
     return tuple(sorted(found, key=lambda config: found[config]))
+
+
+def _sums(mode: _Mode, splits: int) -> tuple[tuple[bool, float], ...]:
+    """Return who may add the parts, and what that costs: the last program saves a launch, a kernel spreads the work.
+
+    In a specialised kernel two groups of warps finish half a tile each. Both would count their program as arrived, and
+    the sum would begin before all parts are there (seen in the machine code of Triton 3.6 and 3.7).
+    """
+    if splits == 1 or mode.specialise:
+        return ((False, 0.0),)
+    return ((True, 0.0), (False, 1.0))
 
 
 def _cut(product: Product, *, few: bool) -> list[_Tile]:

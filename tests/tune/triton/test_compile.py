@@ -178,6 +178,17 @@ def test_registers_and_spills_are_those_that_the_toolkit_prints():
     assert f"REG:{usage.registers} STACK:{usage.local_bytes} " in said.stdout + said.stderr
 
 
+def machine_code(cubin: bytes) -> str:
+    """The instructions of a cubin as text."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-sass", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_bytes_that_are_no_cubin_are_named():
     with pytest.raises(ValueError, match="not a 64-bit ELF"):
         read_usage(b"PK\x03\x04" + bytes(100))
@@ -265,6 +276,21 @@ def test_a_warp_only_fetches_where_it_was_asked_for():
     built = build_candidate(task, Candidate("triton_persistent", tuple(config.items())), cuda_target())
     assert isinstance(built, Built)
     assert built.kernel.steps[0].num_warps > 4
+
+
+def test_a_program_counts_itself_as_arrived_once():
+    """Specialised kernels once had two groups of warps that did: sums began before all parts were there."""
+    task = Task(linear(16, 4096, 2048, tail="residual"), NumericRules())
+    modes = [config for config in descriptor_modes(16) if config["split_k"] > 1]
+    assert not [config for config in modes if config["specialise"] and config["last_adds"]]
+    assert [config for config in modes if config["specialise"]]
+    adding = [config for config in modes if config["last_adds"] and config["layout"] == "plain"]
+    assert len(adding) >= 2
+    for config in adding:
+        built = build_candidate(task, Candidate("triton_persistent", tuple(config.items())), cuda_target())
+        assert isinstance(built, Built), built
+        (cubin,) = built.code.values()
+        assert machine_code(cubin).count("ATOMG.E.ADD") == 1, config
 
 
 @pytest.mark.parametrize("arch", [80, 89])

@@ -127,7 +127,8 @@ def test_tiles_fetched_through_descriptors(m: int, tail: str, specialise: bool, 
 )
 def test_few_rows_fetched_through_descriptors(m: int, splits: int, specialise: bool):
     # Near the front of the list are sums by the last program, and by a second launch with several parts.
-    for last_adds in {1: (False,), 2: (True,), 4: (True, False) if m < 128 else (True,)}[splits]:
+    last = {1: (False,), 2: (True,), 4: (True, False) if m < 128 else (True,)}[splits]
+    for last_adds in (False,) if specialise else last:
         mode = {"split_k": splits, "last_adds": last_adds, "specialise": specialise}
         check(linear(m, 1536, 4096, tail="residual"), "triton_persistent", 2, **mode)
 

@@ -33,6 +33,7 @@ from tune_model.runtime.kernel import (
     Pointer,
     Scalar,
 )
+from tune_model.runtime.launch.counters import LentCounters
 from tune_model.runtime.launch.cpu_library import prepare_cpu_call
 from tune_model.runtime.launch.cublaslt import Places, Problem, open_cublaslt
 from tune_model.runtime.launch.cuda_driver import Geometry, open_driver, prepare_launch
@@ -111,7 +112,9 @@ def _prepare_library(step: LibraryMatmul, sizes: Mapping[str, int], device: torc
     return PreparedLaunch(tuple(name for name in given if name is not None), emit_step)
 
 
-def prepare_kernel(kernel: Kernel, form: Form, loader: CodeLoader, device: torch.device) -> PreparedKernel:
+def prepare_kernel(
+    kernel: Kernel, form: Form, loader: CodeLoader, device: torch.device, lent: LentCounters
+) -> PreparedKernel:
     """Settle everything about a kernel but memory.
 
     Args:
@@ -119,6 +122,7 @@ def prepare_kernel(kernel: Kernel, form: Form, loader: CodeLoader, device: torch
         form: Concrete.
         loader: Has the kernel's code.
         device: Where it will run.
+        lent: Keeps its counters in captures that others make.
 
     Raises:
         KernelError: A launch fact does not fit.
@@ -146,7 +150,7 @@ def prepare_kernel(kernel: Kernel, form: Form, loader: CodeLoader, device: torch
     for requirement in kernel.requires:
         if isinstance(requirement, Aligned):
             aligned[requirement.slot] = max(aligned.get(requirement.slot, 1), requirement.size_bytes)
-    return PreparedKernel(form, tuple(steps), workspaces, aligned, device)
+    return PreparedKernel(form, tuple(steps), workspaces, aligned, device, lent)
 
 
 class BoundKernel:
@@ -211,6 +215,9 @@ def bind_kernel(
         code: Machine code by SHA-256, or what loads it.
         device: Where it will run; for CUDA, a device that torch has used.
 
+    Returns:
+        A kernel that must outlive the graphs in which it is captured.
+
     Raises:
         KernelError: A launch fact does not fit the form.
         CodeMissingError: The kernel's code is not there.
@@ -219,4 +226,4 @@ def bind_kernel(
     """
     loader = code if isinstance(code, CodeLoader) else CodeLoader(code)
     packed = frozenset(slot for slot, layout in kernel.layouts if layout != "transposed")
-    return BoundKernel(prepare_kernel(kernel, form, loader, device), packed)
+    return BoundKernel(prepare_kernel(kernel, form, loader, device, LentCounters()), packed)

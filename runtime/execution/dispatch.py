@@ -10,6 +10,7 @@ from tune_model.runtime.execution.binding import body_kernel, prepare_kernel
 from tune_model.runtime.execution.emission import PreparedKernel
 from tune_model.runtime.execution.invoke import ProgramError
 from tune_model.runtime.kernel import Kernel, LibraryMatmul
+from tune_model.runtime.launch.counters import LentCounters
 from tune_model.runtime.launch.cublaslt import installed_version
 from tune_model.runtime.launch.machine_code import CodeLoader
 from tune_model.runtime.program import Call, Form, Pack, Transpose, Weight, bind_form
@@ -90,6 +91,7 @@ class Dispatcher:
         self._loader = loader
         self._device = device
         self._strict = strict
+        self._lent = LentCounters()  # outlives the plans: graphs of others are replayed after a plan is dropped
         self._choices: dict[Site, Choice] = {}
 
     def form(self, fingerprint: str) -> Form:
@@ -130,8 +132,7 @@ class Dispatcher:
         selection = select(legal, site.dims, slot_sizes(form), dict(site.addresses))
         nearest = nearest_entry(legal, site.dims)
         if selection.entry is not None:
-            kernel = prepare_kernel(selection.entry.kernel, form, self._loader, self._device)
-            return Choice(kernel, selection, nearest)
+            return Choice(self._prepare(selection.entry.kernel, form), selection, nearest)
         reasons = "; ".join(selection.reasons) or ("nothing is tuned for it" if not entries else "no kernel fits")
         what = f"{form_label(symbolic)} ({site.form}) at {site.dims}"
         if self._strict:
@@ -140,7 +141,10 @@ class Dispatcher:
             raise ProgramError(
                 f"no kernel for {what} reads weights packed as {sorted(set(layouts.values()))}: {reasons}"
             )
-        return Choice(prepare_kernel(body_kernel(form), form, self._loader, self._device), selection, nearest)
+        return Choice(self._prepare(body_kernel(form), form), selection, nearest)
+
+    def _prepare(self, kernel: Kernel, form: Form) -> PreparedKernel:
+        return prepare_kernel(kernel, form, self._loader, self._device, self._lent)
 
 
 def nearest_entry(entries: Sequence[Entry], dims: tuple[int, ...]) -> Entry | None:

@@ -20,7 +20,7 @@ from tune_model.runtime.execution.layout import (
     prepare_conform,
     prepare_reinterpret,
 )
-from tune_model.runtime.launch.counters import prepare_counters
+from tune_model.runtime.launch.counters import LentCounters, prepare_counters
 from tune_model.runtime.operators.allowed import is_steady
 from tune_model.runtime.program import Call, Form, Parameter
 
@@ -68,6 +68,7 @@ class PreparedKernel(NamedTuple):
         workspaces: Scratch memory.
         aligned: Strictest alignment asked of each slot, in bytes.
         device: Where it runs.
+        lent: Keeps its counters in captures that others make.
     """
 
     form: Form
@@ -75,6 +76,7 @@ class PreparedKernel(NamedTuple):
     workspaces: tuple[PreparedWorkspace, ...]
     aligned: Mapping[str, int]
     device: torch.device
+    lent: LentCounters
 
 
 class Emitted(NamedTuple):
@@ -232,7 +234,7 @@ def emit(
     for name, layout, zeroed, counters in kernel.workspaces:
         slot = emission.temporary(name)
         if counters:
-            emission.append(prepare_counters(slot, layout, kernel.device), [name])
+            emission.append(prepare_counters(slot, layout, kernel.device, kernel.lent), [name])
         else:
             emission.append(prepare_allocation(slot, layout, kernel.device, zeroed=zeroed), [name])
     for step in kernel.steps:

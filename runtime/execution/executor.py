@@ -24,7 +24,7 @@ from tune_model.runtime.replay import Replay
 __all__ = ["Executor", "InputError"]
 
 _PLANS_AT_MOST = 128
-"""Plans kept per program; one holds a list of closures, no tensors of its own."""
+"""Plans kept per program; one holds closures and, for a few kernels, counters of some kilobytes for each stream."""
 
 
 class InputError(TuneModelError):

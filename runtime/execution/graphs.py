@@ -3,6 +3,7 @@
 A graph reads and writes fixed addresses. Small inputs are copied into buffers of the graph's own; caches are too large
 for that and are used where they lie, so a graph belongs to the caches it was captured with. All graphs of a pool share
 memory and so must not run at the same time: a lock and an event keep them in order, also across streams and threads.
+What a graph needs besides (weights, code) belongs to the model; plans may be dropped while graphs of them are replayed.
 """
 
 import threading
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from tune_model.runtime.execution.executor import Executor
+from tune_model.runtime.launch.counters import GraphCounters
 
-__all__ = ["GraphPool", "GraphRunner"]
+__all__ = ["CapturedGraph", "GraphPool", "GraphRunner"]
 
 _T = TypeVar("_T")
 
@@ -23,11 +25,34 @@ _GRAPHS_AT_MOST = 64
 _WARM_UP_RUNS = 2
 
 
+class CapturedGraph(NamedTuple):
+    """A CUDA graph and what its kernels find again at the next replay; to be dropped when no replay is under way.
+
+    Attributes:
+        graph: Of CUDA.
+        counters: Its own.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    counters: GraphCounters
+
+    def replay(self) -> None:
+        """Launch it on the current stream."""
+        self.graph.replay()
+
+
 class GraphPool:
     """Memory that the graphs of one device share, and the order they run in.
 
+    Whoever captures or replays holds `lock` meanwhile; a replay lies between `wait` and `done` on its stream.
+
     Args:
         device: CUDA.
+
+    Attributes:
+        lock: Held by one thread at a time.
+        stream: Where graphs are captured; nothing else runs there.
+        handle: Of the memory, as `CUDAGraph.capture_begin` takes it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,37 +72,53 @@ class GraphPool:
         event.record(stream)
         self._last = (event, stream.cuda_stream)
 
-    def capture(
-        self, work: Callable[[], _T], warm_up: Callable[[], object] | None = None
-    ) -> tuple[torch.cuda.CUDAGraph, _T]:
+    def capture(self, work: Callable[[], _T], warm_up: Callable[[], object] | None = None) -> tuple[CapturedGraph, _T]:
         """Capture what a function launches; the caller holds the lock.
 
         Args:
-            work: Called once, while nothing runs; what it returns lies in the graph's memory.
-            warm_up: Called before, for real, so that libraries initialise and plans are built; by default `work`.
+            work: Called once, while nothing runs. It launches on the current stream alone and never waits for the
+                device; every tensor that it reads lies where it is at each replay. What it returns lies in the graph's
+                memory: valid after a replay, until the pool's next.
+            warm_up: Called twice before, for real, so that libraries initialise, plans are built and counters set to
+                zero; by default `work`. It runs the same programs at the same sizes, and may be repeated.
 
         Returns:
             The graph, and what `work` returned.
+
+        Raises:
+            Exception: What `work` or `warm_up` raised; nothing is captured then, and the pool is as it was.
         """
         current = torch.cuda.current_stream(self.stream.device)
         self.wait(current)
         self.stream.wait_stream(current)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.stream):
-            for _ in range(_WARM_UP_RUNS):
-                (warm_up or work)()
-            # Thread-local: other threads may allocate and launch meanwhile.
-            graph.capture_begin(pool=self.handle, capture_error_mode="thread_local")
-            try:
-                made = work()
-            finally:
-                graph.capture_end()
-        current.wait_stream(self.stream)
+        graph = CapturedGraph(torch.cuda.CUDAGraph(), GraphCounters())
+        try:
+            with torch.cuda.stream(self.stream), graph.counters.collect():
+                for _ in range(_WARM_UP_RUNS):
+                    (warm_up or work)()
+                made = self._record(graph.graph, work)
+        finally:
+            current.wait_stream(self.stream)
+            self.done(current)  # the first replay may be on another stream
         return graph, made
+
+    def _record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], _T]) -> _T:
+        # Thread-local: other threads may allocate and launch meanwhile.
+        graph.capture_begin(pool=self.handle, capture_error_mode="thread_local")
+        try:
+            made = work()
+        except BaseException as error:
+            try:
+                graph.capture_end()  # or the stream would go on capturing
+            except RuntimeError as second:  # what went wrong has ended it already
+                error.add_note(f"the capture ended with: {second}")
+            raise
+        graph.capture_end()
+        return made
 
 
 class _Captured(NamedTuple):
-    graph: torch.cuda.CUDAGraph
+    graph: CapturedGraph
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
 
@@ -147,20 +188,30 @@ class GraphRunner:
             return self._replay(captured, inputs, clone=clone)
 
     def _key(self, inputs: Mapping[str, Tensor], hints: Mapping[str, int]) -> tuple[object, ...] | None:
-        """Name what a graph depends on; `None` when the inputs do not fit, which the executor says better."""
+        """Name what a graph depends on, in the order of the program's inputs.
+
+        Inputs of the user's are copied into the graph's own, whatever their strides: shape and dtype. Caches are used
+        where they lie: address, shape, strides and dtype of each. Then the hints.
+
+        Returns:
+            `None` when the inputs do not fit, which the executor says better: a replay checks nothing.
+        """
+        device = self.executor.device
         try:
             if len(inputs) != len(self._user) + len(self._caches):
                 return None
-            kinds = [(inputs[name].shape, inputs[name].dtype) for name in self._user]
-            addresses = [inputs[name].data_ptr() for name in self._caches]
+            if any(tensor.device != device for tensor in inputs.values()):
+                return None
+            user = [(inputs[name].shape, inputs[name].dtype) for name in self._user]
+            caches = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (inputs[name] for name in self._caches)]
         except (KeyError, AttributeError):
             return None
-        sizes = [inputs[name].shape for name in self._caches[:1]]
-        return (*kinds, *sizes, *addresses, *sorted(hints.items()))
+        return (*user, *caches, *sorted(hints.items()))
 
     def _runs_eagerly(self, key: tuple[object, ...]) -> bool:
         count = self._seen.get(key, 0)
         self._seen[key] = count + 1
+        self._seen.move_to_end(key)
         if len(self._seen) > 4 * self._at_most:
             self._seen.popitem(last=False)
         return count < self._eager_runs

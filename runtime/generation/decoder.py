@@ -4,18 +4,22 @@ On CUDA the unit is one graph per number of rows, context length to choose kerne
 and writes the rows' state where it lies, so replaying it is all that a step costs the host.
 """
 
-from typing import NamedTuple
+from collections import OrderedDict
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tune_model.runtime.execution.executor import Executor
-from tune_model.runtime.execution.graphs import GraphPool
+from tune_model.runtime.execution.graphs import CapturedGraph, GraphPool
 from tune_model.runtime.generation.rows import Rows
 from tune_model.runtime.generation.sampling import LIKELIEST, Needs, pick
 from tune_model.runtime.program import Program
 
 __all__ = ["Decoder", "StepKind", "context_hint"]
+
+_GRAPHS_AT_MOST: Final = 256
+"""More than the numbers of rows, contexts and kinds of sampling make in any grid so far."""
 
 
 class StepKind(NamedTuple):
@@ -47,14 +51,18 @@ class Decoder:
         executor: Of the decode program.
         rows: The state that steps read and advance.
         pool: Where graphs are captured; `None` runs every step as a plain sequence of launches.
+        at_most: Graphs that are kept; the one that was not used for longest goes first.
     """
 
-    def __init__(self, executor: Executor, rows: Rows, pool: GraphPool | None) -> None:
+    def __init__(
+        self, executor: Executor, rows: Rows, pool: GraphPool | None, *, at_most: int = _GRAPHS_AT_MOST
+    ) -> None:
         self._executor = executor
         self._rows = rows
         self._pool = pool
         self._epoch = executor.epoch
-        self._graphs: dict[StepKind, torch.cuda.CUDAGraph] = {}
+        self._at_most = at_most
+        self._graphs: OrderedDict[StepKind, CapturedGraph] = OrderedDict()
 
     @property
     def graphs(self) -> int:
@@ -78,26 +86,26 @@ class Decoder:
         """Whether a step of this kind starts at once: it needs no graph, or has one."""
         return self._pool is None or (self._epoch == self._executor.epoch and self._ready(kind) is not None)
 
-    def _ready(self, kind: StepKind) -> torch.cuda.CUDAGraph | None:
-        """Return a graph that does a step of this kind, and maybe more of the sampling than it needs."""
-        exact = self._graphs.get(kind)
-        if exact is not None:
-            return exact
-        for known, graph in self._graphs.items():
+    def _ready(self, kind: StepKind) -> StepKind | None:
+        """Return the kind of a graph that does a step of this kind, and maybe more of the sampling than it needs."""
+        if kind in self._graphs:
+            return kind
+        for known in self._graphs:
             more = all(has or not asked for has, asked in zip(known.needs, kind.needs, strict=True))
             if known.rows == kind.rows and known.context == kind.context and more:
-                return graph
+                return known
         return None
 
     def capture(self, kind: StepKind) -> None:
         """Make a step's graph now instead of at its first use; its rows must rest."""
         if self._pool is not None:
             with self._pool.lock, torch.cuda.device(self._rows.device):
-                self._graph(kind, self._pool, self._graphs.get(kind))
+                self._forget_the_old()
+                self._graph(kind, self._pool)
 
     def _replay(self, kind: StepKind, pool: GraphPool) -> None:
         self._forget_the_old()
-        graph = self._graph(kind, pool, self._ready(kind))
+        graph = self._graph(self._ready(kind) or kind, pool)
         stream = torch.cuda.current_stream(self._rows.device)
         pool.wait(stream)
         graph.replay()
@@ -109,11 +117,16 @@ class Decoder:
             self._graphs.clear()
             self._epoch = self._executor.epoch
 
-    def _graph(self, kind: StepKind, pool: GraphPool, graph: torch.cuda.CUDAGraph | None) -> torch.cuda.CUDAGraph:
+    def _graph(self, kind: StepKind, pool: GraphPool) -> CapturedGraph:
+        graph = self._graphs.get(kind)
         if graph is None:
             # Choosing tokens without keeping them may be repeated: the cache slots are written with the same values.
             graph, _ = pool.capture(lambda: self._step(kind), lambda: self._choose(kind))
             self._graphs[kind] = graph
+            if len(self._graphs) > self._at_most:
+                torch.cuda.synchronize(self._rows.device)
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(kind)
         return graph
 
     def _choose(self, kind: StepKind) -> Tensor:

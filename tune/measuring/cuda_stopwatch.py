@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from tune_model.runtime.launch.counters import GraphCounters
 from tune_model.tune.device import Samples
 from tune_model.tune.measuring.interval import drifted
 from tune_model.tune.measuring.nvml import Nvml
@@ -31,11 +32,12 @@ _WARM_UP_S: Final = 0.3
 
 
 class CudaCalls:
-    """A candidate captured as a graph of `calls` calls."""
+    """A candidate captured as a graph of `calls` calls, with the counters that they share."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, calls: int) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, calls: int, counters: GraphCounters) -> None:
         self.graph = graph
         self.calls = calls
+        self.counters = counters
 
 
 class CudaStopwatch:
@@ -67,7 +69,8 @@ class CudaStopwatch:
             RuntimeError: It does something that a graph cannot hold.
         """
         self.warm_up()
-        with self.context():
+        counters = GraphCounters()
+        with self.context(), counters.collect():
             calls = self._first_length(run, copies)
             graph, spent_us = self._capture(run, copies, calls)
             if spent_us < 0.5 * self.sample_us and calls < CALLS_AT_MOST:
@@ -75,7 +78,7 @@ class CudaStopwatch:
                 calls = _whole_turns(calls * self.sample_us / max(spent_us, 1.0), copies)
                 graph, _ = self._capture(run, copies, calls)
         self.last_used = time.monotonic()
-        return CudaCalls(graph, calls)
+        return CudaCalls(graph, calls, counters)
 
     def time(self, calls: CudaCalls, rung: Rung) -> Samples:
         """Time replays of one candidate, back to back."""

@@ -195,12 +195,14 @@ class _Run:
         """Time whole programs, and settle again without the choices that make one slower."""
         if self.whole is None:
             return settlement
-        self.shop.device.close()  # a model as a whole needs the memory
         self.whole.attend(self.contests)
+        self.shop.device.close()  # a model as a whole needs the memory, and so do tasks
         while not self.whole.examine(settlement):
+            self.whole.close()
             out = {key: self.whole.dropped(key) for key in finals}
             left = {key: [f for f in final if f.candidate not in out[key]] for key, final in finals.items()}
             settlement = self.guard.settle(left, may_measure=self.stopped != "interrupted")
+            self.shop.device.close()
         return settlement
 
     def _announce(self) -> None:

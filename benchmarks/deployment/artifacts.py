@@ -19,11 +19,16 @@ from tune_model.package.verification.original import build_original
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.tuned import TunedModel
 
-__all__ = ["Deployment", "TuningFailedError", "deploy", "tuned_artifact"]
+__all__ = ["Deployment", "TuningFailedError", "deploy", "straighten", "tuned_artifact"]
 
 _MAIN: Final = "import sys; from tune_model.pipeline.cli import main; main(sys.argv[1:])"
 _PARTIAL: Final = 3
-_LEAST_S: Final = 60.0
+_LEAST_S: Final = 90.0
+_AROUND_S: Final = 30.0
+"""Of a tune's time, for tracing before it and the artifact after it."""
+
+_OVERDRAWN: Final = 1.2
+"""A budget of one second may take so many."""
 
 
 class TuningFailedError(TuneModelError):
@@ -35,7 +40,8 @@ class Deployment(NamedTuple):
 
     Attributes:
         path: Of the artifact.
-        original: As its user has it; its parameters are views of the tuned model's weights, so both fit.
+        original: As its user has it; its parameters are views of the tuned model's weights where those are laid out as
+            its own are, so that both fit.
         tuned: As a server has it.
     """
 
@@ -65,7 +71,7 @@ def tuned_artifact(bench: Bench, model: Model) -> Path:
     if left is not None:
         if left < _LEAST_S:
             raise TimeOverError
-        budget = ["--budget", f"{int(left - _LEAST_S / 2)}s"]
+        budget = ["--budget", f"{int((left - _AROUND_S) / _OVERDRAWN)}s"]
     unfinished = path.with_suffix(".unfinished.tuned")
     options = ["--effort", bench.shop.effort.value, "--records", str(folder / "records"), *budget]
     bench.tell(f"  tuning {model.name}")
@@ -74,7 +80,7 @@ def tuned_artifact(bench: Bench, model: Model) -> Path:
     last = _last_event(done.stdout)
     if done.returncode not in {0, _PARTIAL}:
         raise TuningFailedError(f"tuning {model.name} ended with exit code {done.returncode}")
-    if done.returncode == _PARTIAL and bench.clock.left_s is not None and bench.clock.left_s < _LEAST_S:
+    if last.get("stopped"):
         raise TimeOverError
     unfinished.replace(path)
     record = {k: last[k] for k in ("seconds", "builds", "measured") if k in last}
@@ -88,9 +94,22 @@ def _last_event(text: str) -> dict[str, Any]:
 
 
 def deploy(path: Path, device: torch.device) -> Deployment:
-    """Build the original with random weights and load the artifact over the same memory."""
+    """Build the original with random weights and load the artifact over the same memory, as far as that is fair.
+
+    A weight that the artifact turns in memory would be turned for the original as well, which its user's is not.
+    """
     artifact = open_artifact(path)
     original = build_original(artifact.manifest.request, None, device)
     with torch.no_grad():
         tuned = start(artifact, original, device, share=True)
+        if straighten(original):
+            tuned.reload_weights()  # of equal values: notes that these weights are copies now
     return Deployment(path, original, tuned)
+
+
+def straighten(model: nn.Module) -> int:
+    """Give parameters that lie turned in memory a copy of their own, row by row; returns how many there were."""
+    turned = [parameter for parameter in model.parameters() if not parameter.is_contiguous()]
+    for parameter in turned:
+        parameter.data = parameter.data.contiguous()
+    return len(turned)

@@ -1,8 +1,10 @@
 """Decode steps and prefills of Llama, ours and the peers'."""
 
 import inspect
+import statistics
+import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from bench.run import Bench, attempt
@@ -10,15 +12,20 @@ from torch import Tensor, nn
 
 from deployment.artifacts import Deployment, deploy, tuned_artifact
 from deployment.models import LONG, PREFILL, SHORT, SPARE_SLOTS, llama
-from deployment.timings import meet, release
-from tune_model.pipeline.bench.interleave import Contender, interleave
-from tune_model.pipeline.bench.peers import COMPILED, compiled, decode_step, eager_graph, prefill_call
+from deployment.timings import meet, release, synchronise
+from tune_model.pipeline.bench.interleave import Contender, device_time_ms
+from tune_model.pipeline.bench.peers import COMPILED, compiled, decode_step, eager_graph, prefill_call, roll_back
+from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
 from tune_model.runtime.generation.completion import Generation
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.tune.target import CudaTarget
 
 __all__ = ["device_of", "run_decode", "run_prefill"]
+
+
+_RUNS: Final = 5
+"""Of steps in a row, whose wall time is taken; the median counts."""
 
 
 class Step(NamedTuple):
@@ -95,7 +102,12 @@ def _decode(bench: Bench, here: Deployment, row: Step) -> dict[str, Any]:
     made = meet(bench, row.name, ours, _peers(call, device), device)
     del ours, inputs, call, memory
     release(device)
-    return {**made, **_token_times(here, row)}
+    try:
+        return {**made, **_token_times(here, row)}
+    except (RuntimeError, TuneModelError) as error:  # no memory for another cache, say: the step's times stand
+        failed = f"{type(error).__name__}: {str(error).strip()[:160]}"
+        bench.tell(f"  {row.name}: steps of generate failed: {failed}")
+        return {**made, "token_failed": failed}
 
 
 def _call(here: Deployment, phase: str, inputs: dict[str, Tensor], hints: dict[str, int]) -> Callable[[], object]:
@@ -138,8 +150,7 @@ def _original_step(model: nn.Module, ids: Tensor, context: int, memory: KVCache)
     positions = torch.full((ids.shape[0], 1), context, device=ids.device)
 
     def step() -> Tensor:
-        for layer in cache.layers:
-            layer.cumulative_length.fill_(context)
+        roll_back(cache, context)
         with torch.no_grad():
             logits: Tensor = model(ids, position_ids=positions, use_cache=True, **{keyword: cache}).logits
         return logits
@@ -148,17 +159,33 @@ def _original_step(model: nn.Module, ids: Tensor, context: int, memory: KVCache)
 
 
 def _token_times(here: Deployment, row: Step) -> dict[str, float]:
-    """Time whole steps as `generate` runs them, choice of tokens included: on the device, and until the host goes on.
+    """Time whole steps as `generate` runs them, choice of tokens included: on the device, and on the wall.
 
-    Contexts grow by the tokens that are made, which is within the noise.
+    Wall time is that of many steps in a row until the device is done, per step: the host reads tokens and launches the
+    next step meanwhile, as it does in `generate`. Contexts grow by the tokens that are made, which is within the noise.
     """
+    device = here.tuned.device
     scheduler = here.tuned.scheduler(row.batch)
     scheduler.prompt_tokens = None
     tokens = max(min(256, scheduler.cache.max_length - row.context - 1), 8)
     prompt = _tokens(here.original, 1, row.context - 8, torch.device("cpu"))[0]
     for _ in range(row.batch):
         scheduler.submit(prompt, Generation(tokens))
-    scheduler.step()
-    scheduler.step()
-    times = interleave([Contender("step", scheduler.step)], here.tuned.device, rounds=tokens // 2, budget_s=20.0)[0]
-    return {"token_ms": times.median_ms, "token_wall_ms": times.wall_ms}
+    for _ in range(3):  # the prompts, a step that is captured, and one from its graph
+        scheduler.step()
+    count = (tokens - 4) // 2
+    device_times = [device_time_ms(scheduler.step, device) for _ in range(count)]
+    walls = [_wall_ms(scheduler.step, max(count // _RUNS, 1), device) for _ in range(min(_RUNS, count))]
+    if scheduler.state().running != row.batch:
+        raise RuntimeError("rows ended before all steps were timed")
+    return {"token_ms": statistics.median(device_times), "token_wall_ms": statistics.median(walls)}
+
+
+def _wall_ms(step: Callable[[], object], count: int, device: torch.device) -> float:
+    """Return the wall time of so many steps in a row until the device is done, per step."""
+    synchronise(device)
+    started = time.perf_counter()
+    for _ in range(count):
+        step()
+    synchronise(device)
+    return (time.perf_counter() - started) * 1e3 / count

@@ -9,7 +9,7 @@ from bench.run import Bench
 
 from tune_model.pipeline.bench.interleave import Contender, Timing, interleave
 
-__all__ = ["Peer", "meet", "release"]
+__all__ = ["Peer", "meet", "release", "synchronise"]
 
 Peer = tuple[str, Callable[[], Callable[[], object]]]
 """A peer's name, and what prepares it and returns its call; preparing may fail, which costs this peer only."""
@@ -29,7 +29,7 @@ def meet(
         try:
             run = prepare()
             run()
-            _synchronise(device)
+            synchronise(device)
         except Exception as error:  # noqa: BLE001 - a peer that runs out of memory, say, must not cost the others
             failed[f"{peer}_failed"] = f"{type(error).__name__}: {str(error).strip()[:160]}"
             bench.tell(f"  {name}: {peer} failed: {failed[f'{peer}_failed']}")
@@ -52,7 +52,8 @@ def _flat(timings: Sequence[Timing]) -> Mapping[str, Any]:
     return made
 
 
-def _synchronise(device: torch.device) -> None:
+def synchronise(device: torch.device) -> None:
+    """Wait for a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

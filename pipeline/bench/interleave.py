@@ -1,21 +1,25 @@
 """Interleaved timing: every round runs each contender once, in a new random order, so drift hits all of them alike.
 
-Device time on CUDA is between two events around the call; wall time is a host clock around the call and a
-synchronisation. On a CPU both are the host clock. docs/measuring.md states the protocol.
+Device time on CUDA is between two events around a call that is launched while the device spins, so it begins with the
+work and not with the launch; wall time is a host clock around another call and a synchronisation. On a CPU both are the
+host clock. docs/measuring.md states the protocol.
 """
 
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import torch
 
 from tune_model.tune.measuring.interval import FEWEST_PAIRS, paired_ratio
 
-__all__ = ["Contender", "Timing", "interleave"]
+__all__ = ["Contender", "Timing", "device_time_ms", "interleave"]
+
+_SPIN_CYCLES: Final = 2_000_000
+"""Of a GPU's clock, about a millisecond: longer than launching a graph takes, guards of compiled code included."""
 
 
 class Contender(NamedTuple):
@@ -96,19 +100,31 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _once(run: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Return a call's device time and another's wall time; on a CPU one call's time twice."""
+    elapsed = device_time_ms(run, device)
+    if device.type != "cuda":
+        return elapsed, elapsed
+    started = time.perf_counter()
+    run()
+    torch.cuda.synchronize(device)
+    return elapsed, (time.perf_counter() - started) * 1e3
+
+
+def device_time_ms(run: Callable[[], object], device: torch.device) -> float:
+    """Return how long the device is at a call, in milliseconds; nothing else runs before or after it."""
     if device.type != "cuda":
         started = time.perf_counter()
         run()
-        elapsed = (time.perf_counter() - started) * 1e3
-        return elapsed, elapsed
-    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    before.record()
-    run()
-    after.record()
-    torch.cuda.synchronize(device)
-    return before.elapsed_time(after), (time.perf_counter() - started) * 1e3
+        return (time.perf_counter() - started) * 1e3
+    with torch.cuda.device(device):
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(device)
+        torch.cuda._sleep(_SPIN_CYCLES)
+        before.record()
+        run()
+        after.record()
+        torch.cuda.synchronize(device)
+        return float(before.elapsed_time(after))
 
 
 def _summary(name: str, times: list[float], walls: list[float], reference: list[float]) -> Timing:

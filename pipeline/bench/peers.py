@@ -13,7 +13,7 @@ from torch import nn
 
 from tune_model.pipeline.bench.interleave import Contender
 
-__all__ = ["COMPILED", "compiled", "decode_step", "eager_graph", "peers", "prefill_call"]
+__all__ = ["COMPILED", "compiled", "decode_step", "eager_graph", "peers", "prefill_call", "roll_back"]
 
 COMPILED = {"cuda": "max_autotune", "cpu": "compile_freezing"}
 """Name of the compiled contender by device type."""
@@ -46,7 +46,7 @@ def decode_step(model: nn.Module, batch: int, context: int, *, slots: int) -> Ca
     positions = torch.full((batch, 1), context, device=device)
 
     def step() -> torch.Tensor:
-        _roll_back(cache, context)
+        roll_back(cache, context)
         with torch.no_grad():
             output = model(token, position_ids=positions, use_cache=True, **{keyword: cache})
         logits: torch.Tensor = output.logits
@@ -55,8 +55,8 @@ def decode_step(model: nn.Module, batch: int, context: int, *, slots: int) -> Ca
     return step
 
 
-def _roll_back(cache: Any, context: int) -> None:
-    """Set the cache's length; some versions of transformers keep it as a tensor per layer, some as an integer."""
+def roll_back(cache: Any, context: int) -> None:
+    """Set a static cache's length; some versions of transformers keep it as a tensor per layer, some as an integer."""
     for layer in cache.layers:
         length = getattr(layer, "cumulative_length", None)
         if isinstance(length, torch.Tensor):

@@ -72,6 +72,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
         check_result(Path(save_path))
     out = console()
     device = _device(artifact, device_name)
+    if device.type == "cuda" and device.index is not None:
+        import torch
+
+        torch.cuda.set_device(device)  # graphs and events of the peers belong to the current one
     original = _original(artifact, weights_path, device)
     tuned = start(artifact, original, device)
     arguments = click.get_current_context().obj

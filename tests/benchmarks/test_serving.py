@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+from deployment.artifacts import straighten
 from deployment.models import encoders, llama, tiny_llama
 from deployment.summary import summarise
 from deployment.timings import meet
@@ -71,3 +72,14 @@ def test_every_models_configuration_is_sound():
     models = [llama(small=False), tiny_llama(), *encoders("cpu", small=False), *encoders("cuda", small=False)]
     for model in [*models, *encoders("cpu", small=True)]:
         parse_config(yaml.safe_dump(dict(model.config)), model.name)
+
+
+def test_parameters_that_a_layout_turned_are_straightened():
+    """A peer would be timed on weights in a layout that its user does not have."""
+    model = torch.nn.Linear(3, 5)
+    before = model.weight.detach().clone()
+    model.weight.data = before.t().contiguous().t()
+    assert straighten(model) == 1
+    assert model.weight.is_contiguous()
+    assert torch.equal(model.weight, before)
+    assert straighten(model) == 0

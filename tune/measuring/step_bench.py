@@ -4,10 +4,12 @@ The child's side makes weights of random numbers once, and for every set of kern
 graph; the parent's side is a process that may die. What is compared, and what follows, is in `whole_program`.
 """
 
+import gc
 import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
@@ -36,6 +38,10 @@ _LIMIT_S: Final = 300.0
 
 _SLICE_S: Final = 0.25
 """How often a wait looks whether the run has to end."""
+
+_SPIN_CYCLES: Final = 500_000
+"""Of a GPU's clock, about a quarter of a millisecond: it spins while the host launches a graph, so that a step's time
+begins with the step."""
 
 _ROUNDS_S: Final = 0.6
 _FEWEST, _MOST = 9, 41
@@ -97,14 +103,26 @@ class StepBench:
     def compare(self, work: Work) -> tuple[Samples, ...] | Rejected:
         """See `StepTimer.compare`."""
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._current():
                 return self._compare(work)
         except torch.OutOfMemoryError as error:
             return Rejected("out of memory", str(error).splitlines()[0])
+        finally:
+            self._give_back()
 
     def close(self) -> None:
         """Free the weights."""
         self._weights.clear()
+
+    def _current(self) -> AbstractContextManager[object]:
+        """Return the context in which streams and events are this device's."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+
+    def _give_back(self) -> None:
+        """Free caches and graphs now: the next step's may not fit beside them, nor what another process needs."""
+        if self._device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _compare(self, work: Work) -> tuple[Samples, ...]:
         generator = torch.Generator(self._device).manual_seed(work.seed)
@@ -132,6 +150,7 @@ class StepBench:
             run()
             return (time.perf_counter() - started) * 1e6
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(_SPIN_CYCLES)
         before.record()
         run()
         after.record()

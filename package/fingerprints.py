@@ -5,7 +5,7 @@ trace of comparisons, not a bare yes: an error prints all of them.
 """
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -33,19 +33,23 @@ LAUNCH_ABI: Final = 1
 """How launch facts become a kernel's arguments: raised when the meaning of `CudaLaunch` or `CpuLaunch` changes."""
 
 
+_Number = Annotated[int, msgspec.Meta(ge=1)]
+"""Of what must match to run nothing can be unknown; a manifest that says 0 is not one of this program's."""
+
+
 class CudaToRun(msgspec.Struct, frozen=True, tag="cuda"):
     """What a GPU must be for the cubins to load: they are built for one compute capability."""
 
-    arch: int
-    launch_abi: int
+    arch: _Number
+    launch_abi: _Number
 
 
 class CpuToRun(msgspec.Struct, frozen=True, tag="cpu"):
     """What a CPU must be for the libraries to run: any that has at least these instruction sets."""
 
-    machine: str
+    machine: Annotated[str, msgspec.Meta(min_length=1)]
     isa: tuple[str, ...]
-    launch_abi: int
+    launch_abi: _Number
 
 
 ToRun = CudaToRun | CpuToRun
@@ -104,7 +108,7 @@ class Comparison(msgspec.Struct, frozen=True):
         field: Which property.
         expected: The artifact's.
         found: This machine's; `unknown` where it could not be probed.
-        matches: An unknown property counts as matching.
+        matches: An unknown property counts as matching where that costs speed at most.
     """
 
     to: Literal["run", "stay optimal"]
@@ -181,5 +185,6 @@ def _compare(run: ToRun, optimal: ToStayOptimal, system: System) -> Iterator[Com
 
 def _equal(to: Literal["run", "stay optimal"], field: str, expected: object, found: object) -> Comparison:
     # A probe that could not find something out leaves None here and one of these in the target.
-    matches = found is None or expected in (0, "", "unknown", "offline") or found == expected
+    is_unknown = found is None or expected in (0, "", "unknown", "offline")
+    matches = found == expected or (to == "stay optimal" and is_unknown)
     return Comparison(to, field, str(expected), "unknown" if found is None else str(found), matches)

@@ -5,6 +5,7 @@ from tune_model.package.fingerprints import (
     LAUNCH_ABI,
     CpuSystem,
     CudaSystem,
+    ToRun,
     compatibility,
     to_run,
     to_stay_optimal,
@@ -77,6 +78,29 @@ def test_another_way_to_launch_kernels_is_refused():
     decision = compatibility(run, to_stay_optimal(H200), SAME_GPU)
     assert [c.field for c in decision.mismatches] == ["launch_abi"]
     assert not decision.runs
+
+
+@pytest.mark.parametrize("field", ["arch", "launch_abi"])
+def test_what_must_match_to_run_is_never_unknown_on_a_gpu(field: str):
+    """A manifest that expected 0 ran everywhere, whatever its kernels take for arguments."""
+    run = msgspec.structs.replace(to_run(H200, has_code=True), **{field: 0})
+    assert not compatibility(run, to_stay_optimal(H200), SAME_GPU).runs
+    with pytest.raises(msgspec.ValidationError, match=field):
+        msgspec.json.decode(msgspec.json.encode(run), type=ToRun)
+
+
+@pytest.mark.parametrize(("field", "value"), [("machine", ""), ("machine", "unknown"), ("launch_abi", 0)])
+def test_what_must_match_to_run_is_never_unknown_on_a_cpu(field: str, value: object):
+    run = msgspec.structs.replace(to_run(EPYC, has_code=True), **{field: value})
+    assert not compatibility(run, to_stay_optimal(EPYC), SAME_CPU).runs
+    if not value:
+        with pytest.raises(msgspec.ValidationError, match=field):
+            msgspec.json.decode(msgspec.json.encode(run), type=ToRun)
+
+
+def test_what_was_unknown_when_tuning_may_be_anything_where_only_speed_depends_on_it():
+    blind = msgspec.structs.replace(H200, max_clock_mhz=0, driver_branch="unknown")
+    assert compatibility(to_run(blind, has_code=True), to_stay_optimal(blind), SAME_GPU).optimal
 
 
 def test_every_comparison_is_in_the_trace():

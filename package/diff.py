@@ -8,7 +8,7 @@ A slowdown is an estimate with an interval: the two finals' errors are independe
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -25,6 +25,9 @@ __all__ = ["ArtifactDiff", "Changed", "DiffError", "Slowdown", "TaskDiff", "diff
 
 _SIGMAS_TASK: Final = 3.0
 """A task counts as slower from three standard deviations on: among fifty, two happen by chance every other time."""
+
+_COMPARED_AT_LEAST: Final = 0.9
+"""Of the weighted time: a gate that saw less of it has not seen what it is to let through."""
 
 _SHARE_THAT_MATTERS: Final = 0.01
 """A task with less of the weighted time does not fail a release by itself; it is in the total all the same."""
@@ -103,6 +106,9 @@ class ArtifactDiff(msgspec.Struct, frozen=True):
         new_us: The same of the new artifact.
         slowdown: Of that sum, corrected for the machine's drift on one machine.
         drift: New over old weighted time of the plain operators: what the machine did meanwhile.
+        compared: Share of the weighted time that was compared, 0 to 1: of the old artifact or of the new, whichever is
+            less. The rest are tasks that are only in one, or were disturbed or not timed; one without any time of its
+            own counts as much as the average of the others.
         tasks: In both, largest change of weighted time first.
         only_old: Labels of tasks that the new one lacks.
         only_new: Labels of tasks that the old one lacks.
@@ -114,6 +120,7 @@ class ArtifactDiff(msgspec.Struct, frozen=True):
     new_us: float
     slowdown: Slowdown
     drift: float
+    compared: float
     tasks: tuple[TaskDiff, ...]
     only_old: tuple[str, ...]
     only_new: tuple[str, ...]
@@ -147,6 +154,7 @@ def diff_artifacts(old: Artifact, new: Artifact) -> ArtifactDiff:
         new_us=sum(weights[t.key] * t.new_us for t in tasks if t.slowdown is not None),
         slowdown=_total((weights[t.key] * t.old_us, t.slowdown) for t in tasks),
         drift=_drift(pairs[t.key] for t in tasks if t.slowdown is not None),
+        compared=min(_compared(side, other, tasks) for side, other in ((before, after), (after, before))),
         tasks=tuple(sorted(tasks, key=lambda t: (-abs(t.new_us - t.old_us) * weights[t.key], t.key))),
         only_old=tuple(before[key].planned.label for key in before if key not in after),
         only_new=tuple(after[key].planned.label for key in after if key not in before),
@@ -157,7 +165,7 @@ def diff_artifacts(old: Artifact, new: Artifact) -> ArtifactDiff:
 def slower_than(diff: ArtifactDiff, limit: float) -> tuple[str, ...]:
     """Say what got slower by more than a limit, beyond the noise; empty when nothing did.
 
-    Where no task could be compared that is what is said: such artifacts pass no gate.
+    Where less than nine tenths of the weighted time could be compared that is said too: such artifacts pass no gate.
 
     Args:
         diff: Of two artifacts.
@@ -168,6 +176,13 @@ def slower_than(diff: ArtifactDiff, limit: float) -> tuple[str, ...]:
     found: list[str] = []
     if all(task.slowdown is None for task in diff.tasks):
         found.append("nothing could be compared: every task was disturbed or not timed in one of the two")
+    elif diff.compared < _COMPARED_AT_LEAST:
+        untimed = sum(task.slowdown is None for task in diff.tasks)
+        found.append(
+            f"only {diff.compared:.1%} of the weighted time could be compared, expected {_COMPARED_AT_LEAST:.0%}: "
+            f"{untimed} tasks were disturbed or not timed in one of the two, {len(diff.only_old)} are only in the old "
+            f"artifact, {len(diff.only_new)} only in the new one"
+        )
     if diff.slowdown.ratio > 1.0 + limit and diff.slowdown.bounds()[0] > 1.0:
         found.append(f"the weighted time of all tasks is slower by {diff.slowdown.ratio - 1.0:.1%}")
     for task in sorted(diff.tasks, key=lambda t: -t.share):
@@ -211,6 +226,22 @@ def _task(key: str, old: _Outcome, new: _Outcome, total_us: float, *, same_machi
         slowdown=slowdown,
         verdict=verdict,
     )
+
+
+def _compared(side: Mapping[str, _Outcome], other: Mapping[str, _Outcome], tasks: Iterable[TaskDiff]) -> float:
+    """Return the share of a side's weighted time that was compared."""
+    known = {key: _known_us(outcome) or _known_us(other.get(key)) for key, outcome in side.items()}
+    timed = [us for us in known.values() if us > 0]
+    usual = sum(timed) / len(timed) if timed else 1.0
+    weighted = {key: us or usual for key, us in known.items()}
+    return sum(weighted[task.key] for task in tasks if task.slowdown is not None) / sum(weighted.values())
+
+
+def _known_us(outcome: _Outcome | None) -> float:
+    """Return the weighted time of a task as far as it can be believed, else 0."""
+    if outcome is None or outcome.choice.status == "disturbed":
+        return 0.0
+    return outcome.planned.weight * outcome.choice.median_us
 
 
 def _slowdown(old: ChoiceRecord, new: ChoiceRecord, *, same_machine: bool) -> Slowdown | None:

@@ -28,7 +28,8 @@ own drift out; between machines, drivers or torch versions times are compared as
   tune-model diff old.tuned new.tuned --json | jq .slowdown
 
 --fail-if-slower looks at the weighted time of all tasks, and at every task with 1 % of it or more. Slower means that
-the estimate exceeds the limit and the difference is beyond the noise of both measurements.
+the estimate exceeds the limit and the difference is beyond the noise of both measurements. It fails as well when less
+than 90 % of the weighted time could be compared.
 """
 
 
@@ -103,6 +104,8 @@ def print_diff(diff: "ArtifactDiff", out: "Console", *, show_all: bool = False) 
     untimed = sum(task.slowdown is None for task in diff.tasks)
     if untimed:
         out.print(f"{untimed} tasks were disturbed or not timed in one of the two and are not compared")
+    if diff.compared < 1.0:
+        out.print(f"compared: {diff.compared:.1%} of the weighted time")
     out.print(
         f"{len(diff.tasks)} tasks in both, {len(diff.tasks) - len(shown) if not show_all else 0} without a change: "
         f"weighted time {time_text(diff.old_us)} -> {time_text(diff.new_us)}{drift}\n"

@@ -132,7 +132,43 @@ def test_a_task_without_a_time_is_left_out(make: Make):
     )
     diff = compare(make, noisy_tuning(Weather(0)), msgspec.structs.replace(new, choices=(*new.choices[:-1], blank)))
     assert _of(diff, 64).verdict == "not timed"
+    assert diff.slowdown.ratio == pytest.approx(1.0, abs=0.01)
+    assert 0.7 < diff.compared < 0.9
+
+
+def test_a_light_task_that_was_not_compared_does_not_close_a_gate(make: Make):
+    new = noisy_tuning(Weather(1))
+    busy = tuple(msgspec.structs.replace(c, status="disturbed") for c in new.choices[:2])
+    diff = compare(make, noisy_tuning(Weather(0)), msgspec.structs.replace(new, choices=(*busy, *new.choices[2:])))
+    assert 0.98 < diff.compared < 1.0
     assert slower_than(diff, LIMIT) == ()
+
+
+def test_a_gate_that_saw_little_stays_shut(make: Make):
+    """One light task that was compared let fifty through that were not."""
+    old, new = noisy_tuning(Weather(0)), noisy_tuning(Weather(1))
+    busy = tuple(msgspec.structs.replace(c, status="disturbed", median_us=9e6) for c in new.choices[1:])
+    diff = compare(make, old, msgspec.structs.replace(new, choices=(new.choices[0], *busy)))
+    assert diff.compared < 0.01
+    (said,) = slower_than(diff, LIMIT)
+    assert said.startswith("only 0.2% of the weighted time could be compared, expected 90%: 15 tasks were disturbed")
+
+
+@pytest.mark.parametrize(("old", "new"), [((1, 16, 64), (1, 16)), ((1, 16), (1, 16, 64))], ids=["removed", "added"])
+def test_a_gate_counts_tasks_that_only_one_side_has(make: Make, old: tuple[int, ...], new: tuple[int, ...]):
+    diff = compare(make, noisy_tuning(Weather(0), rows=old), noisy_tuning(Weather(1), rows=new))
+    assert 0.1 < diff.compared < 0.4
+    assert len(slower_than(diff, LIMIT)) == 1
+
+
+def test_tasks_that_nobody_timed_count_like_others(make: Make):
+    def blank(tuning: Tuning) -> Tuning:
+        untimed = {"median_us": 0.0, "baseline_us": 0.0, "gain_low": 1.0, "gain_high": 1.0, "status": "not searched"}
+        choices = (*tuning.choices[:1], *(msgspec.structs.replace(c, **untimed) for c in tuning.choices[1:]))
+        return msgspec.structs.replace(tuning, choices=choices)
+
+    diff = compare(make, blank(noisy_tuning(Weather(0))), blank(noisy_tuning(Weather(1))))
+    assert diff.compared == pytest.approx(1 / len(ROWS))
 
 
 def test_a_disturbed_task_is_not_compared(make: Make):
@@ -167,3 +203,4 @@ def test_an_artifact_equals_itself(make: Make):
     diff = compare(make, tuning, tuning)
     assert (diff.slowdown.ratio, diff.drift, diff.changed) == (pytest.approx(1.0), 1.0, ())
     assert {t.verdict for t in diff.tasks} == {"same"}
+    assert diff.compared == 1.0

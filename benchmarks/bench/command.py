@@ -86,6 +86,7 @@ def benchmark_command(
         import torch
 
         from bench.ledger import Clock, Ledger
+        from bench.races import Races, races_path
         from bench.run import Bench
         from bench.tuned import Shop
         from tune_model.tune.candidate import Effort
@@ -105,6 +106,8 @@ def benchmark_command(
         ledger = Ledger(place, name, device, command, lambda rows: dict(summarise(rows)))
         for other in others:
             ledger.absorb(other)
+            if races_path(other).exists():
+                Races(races_path(place), ledger.head).absorb(races_path(other))
         shop = Shop(target, folder, Effort(effort), workers or len(os.sched_getaffinity(0)))
         bench = Bench(ledger, clock, shop, _say, again, only, _part(part))
         failed = [] if others else _run_all(chosen or shards, bench, lambda shard: run(shard, bench, small=small))

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from bench.footprints import told
 from bench.plans import plan_of
+from bench.races import Races, races_path, record_of
 from bench.run import Bench, TimeOverError, attempt, print_table
 from bench.tuned import Tuned, tune_forms
 from tune_model.runtime.errors import TuneModelError
@@ -119,7 +120,10 @@ def _measure(bench: Bench, subject: Subject, contest: Contest, tunings: Sequence
     choices = [tuned.winner(subject.form) for tuned in tunings]
     fastest = sorted(times, key=lambda candidate: times[candidate])[:BEST]
     field = tuple(dict.fromkeys((contest.baseline, *choices, *fastest)))
-    medians = _compare(contest, field)
+    again = _compare(contest, field)
+    medians = {candidate: percentile(us, 0.5) for candidate, us in again.items()}
+    races = Races(races_path(bench.ledger.path), bench.ledger.head, contest.policy.key)
+    races.put(subject.name, record_of(subject.name, contest, again))
     best = min(medians, key=lambda candidate: medians[candidate])
     chosen = [medians[candidate] for candidate in choices]
     asked = [len({m.candidate for m in tuned.choices[subject.form].measurements}) for tuned in tunings]
@@ -156,8 +160,8 @@ def _race(contest: Contest) -> dict[Candidate, float]:
     return times
 
 
-def _compare(contest: Contest, field: Sequence[Candidate]) -> dict[Candidate, float]:
-    """Return each candidate's median over repeats, each with new inputs and new graphs, of its median in the rounds."""
+def _compare(contest: Contest, field: Sequence[Candidate]) -> dict[Candidate, list[float]]:
+    """Return the median of each candidate's rounds for every repeat, each with new inputs and new graphs."""
     device = contest.shop.device
     entries = tuple((candidate, _built(contest, candidate)) for candidate in field)
     found: dict[Candidate, list[float]] = {candidate: [] for candidate in field}
@@ -177,7 +181,7 @@ def _compare(contest: Contest, field: Sequence[Candidate]) -> dict[Candidate, fl
                     found[candidate].append(percentile(samples.us, 0.5))
         finally:
             device.finish()
-    return {candidate: percentile(us, 0.5) for candidate, us in found.items()}
+    return found
 
 
 def _built(contest: Contest, candidate: Candidate) -> Built:

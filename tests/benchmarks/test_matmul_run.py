@@ -5,10 +5,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import recorded_gpu
 import torch
 from bench.arena import Arena, Contender, WrongResultError, extern
 from bench.ledger import Clock, Ledger, OtherMachineError
 from bench.plans import plan_of, task_of
+from bench.races import Race, Races, races_path
 from bench.run import Bench, TimeOverError, attempt
 from bench.tuned import Shop, Tuned
 from click.testing import CliRunner
@@ -70,6 +72,22 @@ def test_parts_measured_side_by_side_become_one_file(tmp_path: Path):
     write_result(paths[0], msgspec.structs.replace(read_result(paths[0]), device="another"))
     with pytest.raises(OtherMachineError, match=r"\$\.device"):
         whole.absorb(paths[0])
+
+
+def test_races_run_side_by_side_become_one_file(tmp_path: Path):
+    whole = Races(races_path(tmp_path / "whole.json"), ledger(tmp_path / "whole.json").head, "policy")
+    for number in (1, 2):
+        path = tmp_path / f"{number}.json"
+        part = Races(races_path(path), ledger(path).head)
+        part.put(f"row {number}", Race("key", f"row {number}", "matmul", 1.0, {}))
+        part.put("both", Race(f"of {number}", "both", "matmul", 1.0, {}))
+        whole.absorb(races_path(path))
+    header, found = recorded_gpu.read(whole.path)
+    assert header.policy == "policy"
+    assert [(race.label, race.task) for race in found] == [("both", "of 2"), ("row 1", "key"), ("row 2", "key")]
+    other = msgspec.structs.replace(ledger(tmp_path / "x.json").head, device="another")
+    with pytest.raises(OtherMachineError, match="another"):
+        Races(whole.path, other)
 
 
 @pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b", "/"])
@@ -168,6 +186,14 @@ def test_shards_on_a_cpu_and_again(tmp_path: Path):
     assert table["roofline_us"] > 0
     assert rows["regret"]["regret"] >= 0
     assert {"geomean_m_le_16", "worst_vs_extern", "regret_max"} <= set(result.summary)
+    header, (race,) = recorded_gpu.read(races_path(path))
+    assert header.versions == result.versions
+    assert race.label == "16x64x96"
+    known = race.best_us()
+    assert len(race.raced()) == rows["regret"]["candidates"]
+    assert len(known) == rows["regret"]["timed"]
+    assert min(known.values()) > 0
+    assert sum(found.final is not None for found in race.raced().values()) >= 1
     again = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert "tuned 1" not in again.output
     assert json.loads(path.read_bytes())["rows"] == json.loads(msgspec.json.encode(result))["rows"]

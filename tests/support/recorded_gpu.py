@@ -76,9 +76,9 @@ class Recording(msgspec.Struct, frozen=True):
         return {c: times[0] for c, times in known.items()}
 
 
-def read() -> tuple[Header, list[Recording]]:
-    """Read the recording."""
-    first, *rest = gzip.decompress(PATH.read_bytes()).splitlines()
+def read(path: Path = PATH) -> tuple[Header, list[Recording]]:
+    """Read a recording: the model's, or the complete races that a benchmark left beside its result."""
+    first, *rest = gzip.decompress(path.read_bytes()).splitlines()
     return msgspec.json.decode(first, type=Header), [msgspec.json.decode(line, type=Recording) for line in rest]
 
 

@@ -7,7 +7,7 @@ fills in addresses, workspace and torch's current stream. Values of enumerations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,17 @@ from tune_model.runtime.kernel import LibraryAlgorithm
 
 __all__ = ["ALIGNMENT", "CublasLt", "CublasLtError", "Places", "Problem", "installed_version", "open_cublaslt"]
 
+_STATUSES: Final = {
+    1: "CUBLAS_STATUS_NOT_INITIALIZED",
+    3: "CUBLAS_STATUS_ALLOC_FAILED",
+    7: "CUBLAS_STATUS_INVALID_VALUE",
+    8: "CUBLAS_STATUS_ARCH_MISMATCH",
+    11: "CUBLAS_STATUS_MAPPING_ERROR",
+    13: "CUBLAS_STATUS_EXECUTION_FAILED",
+    14: "CUBLAS_STATUS_INTERNAL_ERROR",
+    15: "CUBLAS_STATUS_NOT_SUPPORTED",
+    16: "CUBLAS_STATUS_LICENSE_ERROR",
+}
 _TYPES: Final = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType_t
 _COMPUTE_FLOAT32: Final = 68
 _COMPUTE_TF32: Final = 77
@@ -51,7 +62,7 @@ _ALGORITHM_ID: Final = (0, 4)
 
 
 class CublasLtError(TuneModelError):
-    """cuBLASLt is missing, or refused a call; the message holds its status."""
+    """cuBLASLt is missing, or refused a call; the message holds the problem and the status by its name."""
 
 
 class _Algorithm(ctypes.Structure):
@@ -101,6 +112,13 @@ class Problem(msgspec.Struct, frozen=True):
     tf32: bool = False
     bias: bool = False
 
+    def __str__(self) -> str:
+        a, b = ("by columns" if turned else "by rows" for turned in (self.a_by_columns, self.b_by_columns))
+        sums = "tf32" if self.dtype == "float32" and self.tf32 else "float32"
+        strides = f"strides {self.a_stride}, {self.b_stride}, {self.result_stride}"
+        bias = ", bias" if self.bias else ""
+        return f"{self.dtype} m={self.m} n={self.n} k={self.k} (a {a}, b {b}, {strides}, {sums} products{bias})"
+
 
 class _Descriptors(NamedTuple):
     """Handles of one problem; the library works by columns, so it is told the transposed product, b first."""
@@ -122,13 +140,18 @@ class Places(NamedTuple):
 
 
 class _Call:
-    """What one call in flight owns: descriptors hold the bias's address, so concurrent calls cannot share them."""
+    """What one call in flight owns: descriptors hold the bias's address, so concurrent calls cannot share them.
+
+    Args:
+        library: Made the descriptors.
+        descriptors: Released with this.
+    """
 
     __slots__ = ("_library", "bias", "descriptors")
 
-    def __init__(self, library: "CublasLt", problem: Problem) -> None:
+    def __init__(self, library: "CublasLt", descriptors: _Descriptors) -> None:
         self._library = library
-        self.descriptors = library.describe(problem)
+        self.descriptors = descriptors
         self.bias = 0
 
     def __del__(self) -> None:
@@ -154,31 +177,44 @@ class CublasLt:
     def check(self, status: int, doing: str) -> None:
         """Raise when the library refused.
 
+        Args:
+            status: Of a call; 0 is success.
+            doing: The function and, where there is one, the problem.
+
         Raises:
-            CublasLtError: With its status.
+            CublasLtError: With the status by its name.
         """
         if status != 0:
-            raise CublasLtError(f"{doing}: cuBLAS status {status}")
+            raise CublasLtError(f"{doing}: {_STATUSES.get(status, 'unknown status')} ({status})")
 
     def describe(self, problem: Problem) -> _Descriptors:
-        """Make the library's descriptors of a problem; the caller releases them."""
-        kind = _TYPES[problem.dtype]
+        """Make the library's descriptors of a problem; the caller releases them.
+
+        Raises:
+            CublasLtError: It takes no such problem; what was made of it is released.
+        """
         compute = _COMPUTE_TF32 if problem.dtype == "float32" and problem.tf32 else _COMPUTE_FLOAT32
         product = ctypes.c_void_p()
         made = self.library.cublasLtMatmulDescCreate(ctypes.byref(product), compute, _TYPES["float32"])
-        self.check(made, "cublasLtMatmulDescCreate")
-        self._set(product, _DESC_TRANSPOSE_A, ctypes.c_int32(int(problem.b_by_columns)))
-        self._set(product, _DESC_TRANSPOSE_B, ctypes.c_int32(int(problem.a_by_columns)))
-        if problem.bias:
-            self._set(product, _DESC_EPILOGUE, ctypes.c_int32(_EPILOGUE_BIAS))
-        b_shape = (problem.k, problem.n) if problem.b_by_columns else (problem.n, problem.k)
-        a_shape = (problem.m, problem.k) if problem.a_by_columns else (problem.k, problem.m)
-        return _Descriptors(
-            product,
-            self._matrix(kind, *b_shape, problem.b_stride),
-            self._matrix(kind, *a_shape, problem.a_stride),
-            self._matrix(kind, problem.n, problem.m, problem.result_stride),
-        )
+        self.check(made, f"cublasLtMatmulDescCreate for {problem}")
+        with ExitStack() as undo:
+            undo.callback(self.library.cublasLtMatmulDescDestroy, product)
+            self._set(product, _DESC_TRANSPOSE_A, ctypes.c_int32(int(problem.b_by_columns)), problem)
+            self._set(product, _DESC_TRANSPOSE_B, ctypes.c_int32(int(problem.a_by_columns)), problem)
+            if problem.bias:
+                self._set(product, _DESC_EPILOGUE, ctypes.c_int32(_EPILOGUE_BIAS), problem)
+            b_shape = (problem.k, problem.n) if problem.b_by_columns else (problem.n, problem.k)
+            a_shape = (problem.m, problem.k) if problem.a_by_columns else (problem.k, problem.m)
+            matrices = []
+            for rows, columns, stride in (
+                (*b_shape, problem.b_stride),
+                (*a_shape, problem.a_stride),
+                (problem.n, problem.m, problem.result_stride),
+            ):
+                matrices.append(self._matrix(problem, rows, columns, stride))
+                undo.callback(self.library.cublasLtMatrixLayoutDestroy, matrices[-1])
+            undo.pop_all()
+        return _Descriptors(product, *matrices)
 
     def release(self, descriptors: _Descriptors) -> None:
         """Free descriptors."""
@@ -186,17 +222,18 @@ class CublasLt:
         for matrix in descriptors[1:]:
             self.library.cublasLtMatrixLayoutDestroy(matrix)
 
-    def _matrix(self, kind: int, rows: int, columns: int, stride: int) -> ctypes.c_void_p:
+    def _matrix(self, problem: Problem, rows: int, columns: int, stride: int) -> ctypes.c_void_p:
         matrix = ctypes.c_void_p()
         sizes = ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride)
-        made = self.library.cublasLtMatrixLayoutCreate(ctypes.byref(matrix), kind, *sizes)
-        self.check(made, "cublasLtMatrixLayoutCreate")
+        made = self.library.cublasLtMatrixLayoutCreate(ctypes.byref(matrix), _TYPES[problem.dtype], *sizes)
+        self.check(made, f"cublasLtMatrixLayoutCreate of {rows} x {columns} for {problem}")
         return matrix
 
-    def _set(self, product: ctypes.c_void_p, attribute: int, value: Any) -> None:
+    def _set(self, product: ctypes.c_void_p, attribute: int, value: Any, problem: Problem) -> None:
         size = ctypes.c_size_t(ctypes.sizeof(value))
         found = self.library.cublasLtMatmulDescSetAttribute(product, attribute, ctypes.byref(value), size)
-        self.check(found, f"cublasLtMatmulDescSetAttribute {attribute}")
+        if found:  # the bias's address is set between calls, where text would cost more than the setting
+            self.check(found, f"cublasLtMatmulDescSetAttribute {attribute} for {problem}")
 
     def search(self, problem: Problem, *, workspace_bytes: int, at_most: int) -> list[tuple[LibraryAlgorithm, int]]:
         """Ask the library which algorithms suit a problem, but for those that round the parts of a split K.
@@ -242,7 +279,11 @@ class CublasLt:
         try:
             for attribute, value in wishes:
                 size = ctypes.c_size_t(ctypes.sizeof(value))
-                self.library.cublasLtMatmulPreferenceSetAttribute(preference, attribute, ctypes.byref(value), size)
+                wished = self.library.cublasLtMatmulPreferenceSetAttribute(
+                    preference, attribute, ctypes.byref(value), size
+                )
+                # Without the wish the library would propose what our addresses or sums do not suit.
+                self.check(wished, f"cublasLtMatmulPreferenceSetAttribute {attribute} to {value.value}")
             yield preference
         finally:
             self.library.cublasLtMatmulPreferenceDestroy(preference)
@@ -267,18 +308,19 @@ class CublasLt:
         compute = _COMPUTE_TF32 if problem.dtype == "float32" and problem.tf32 else _COMPUTE_FLOAT32
         kinds = (compute, _TYPES["float32"], kind, kind, kind, kind)
         status = self.library.cublasLtMatmulAlgoInit(self._handle, *kinds, wanted.id, ctypes.byref(algorithm))
-        self.check(status, f"making algorithm {wanted.id}")
+        self.check(status, f"cublasLtMatmulAlgoInit of algorithm {wanted.id} for {problem}")
         for name, (attribute, width) in _ALGORITHM_FIELDS.items():
             value = ctypes.c_uint32(getattr(wanted, name))
             size = ctypes.c_size_t(width)
             status = self.library.cublasLtMatmulAlgoConfigSetAttribute(
                 ctypes.byref(algorithm), attribute, ctypes.byref(value), size
             )
-            self.check(status, f"setting {name} of algorithm {wanted.id}")
+            doing = f"cublasLtMatmulAlgoConfigSetAttribute {name} to {value.value} of algorithm {wanted.id}"
+            self.check(status, f"{doing} for {problem}")
         status = self.library.cublasLtMatmulAlgoCheck(
             self._handle, *made, made.result, ctypes.byref(algorithm), ctypes.byref(checked)
         )
-        self.check(status, f"checking {wanted} for {problem}")
+        self.check(status, f"cublasLtMatmulAlgoCheck of {wanted} for {problem}")
         return algorithm, int(checked.workspace_bytes)
 
     def workspace_bytes(self, problem: Problem, wanted: LibraryAlgorithm) -> int:
@@ -287,7 +329,7 @@ class CublasLt:
         Raises:
             CublasLtError: It cannot run it.
         """
-        if 0 in (problem.m, problem.n):
+        if 0 in (problem.m, problem.n, problem.k):
             return 0
         with self._described(problem) as made:
             return self._algorithm(problem, made, wanted)[1]
@@ -306,7 +348,9 @@ class CublasLt:
         """
         if 0 in (problem.m, problem.n):
             return lambda _: None
-        spare = [_Call(self, problem)]
+        if problem.k == 0:
+            return _prepare_empty_sums(problem, places)
+        spare = [_Call(self, self.describe(problem))]
         algorithm, _ = self._algorithm(problem, spare[0].descriptors, wanted)
         a, b, result, bias, workspace = places
         matmul, handle, device, stream = self.library.cublasLtMatmul, self._handle, self.device, self._current_stream
@@ -318,10 +362,10 @@ class CublasLt:
             try:
                 call = spare.pop()
             except IndexError:
-                call = _Call(self, problem)
+                call = _Call(self, self.describe(problem))
             made = call.descriptors
             if bias is not None and (address := slots[bias].data_ptr()) != call.bias:
-                self._set(made.product, _DESC_BIAS_POINTER, ctypes.c_uint64(address))
+                self._set(made.product, _DESC_BIAS_POINTER, ctypes.c_uint64(address), problem)
                 call.bias = address
             target = pointer(slots[result].data_ptr())
             status = matmul(
@@ -347,6 +391,20 @@ class CublasLt:
                 self.check(status, f"cublasLtMatmul {problem}")
 
         return run
+
+
+def _prepare_empty_sums(problem: Problem, places: Places) -> PreparedStep:
+    """Prepare a product over no elements, which the library refuses: zeros, or the bias."""
+    shape, strides = (problem.m, problem.n), (problem.result_stride, 1)
+
+    def run(slots: Slots) -> None:
+        result = slots[places.result].as_strided(shape, strides)
+        if places.bias is None:
+            result.zero_()
+        else:
+            result.copy_(slots[places.bias].as_strided((problem.n,), (1,)))
+
+    return run
 
 
 @lru_cache(maxsize=1)

@@ -5,6 +5,9 @@ device must have been used through torch before code is loaded onto it.
 """
 
 import ctypes
+import logging
+import threading
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,6 +18,8 @@ from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.execution.invoke import PreparedStep, Slots
 
 __all__ = ["CudaFunction", "Driver", "DriverError", "Geometry", "Module", "activate", "open_driver", "prepare_launch"]
+
+_log = logging.getLogger(__name__)
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
@@ -75,14 +80,17 @@ class Geometry(NamedTuple):
 
 
 class Module:
-    """A loaded CUmodule, unloaded when nothing refers to it any more."""
+    """A loaded CUmodule; when nothing refers to it any more, the next load on its device unloads it.
+
+    Python may drop it anywhere: in a thread without a context, while its kernels run, in the middle of a capture, which
+    an unload would spoil. Graphs that others captured do not hold it: the model must outlive them.
+    """
 
     def __init__(self, driver: "Driver", handle: int, device: int) -> None:
         self._driver, self._handle, self._device = driver, handle, device
 
     def __del__(self) -> None:
-        # Work that still uses the code holds a reference; a failure here (the driver is shutting down) harms nobody.
-        self._driver.library.cuModuleUnload(ctypes.c_void_p(self._handle))
+        self._driver.dropped.append((self._handle, self._device))
 
 
 class Driver:
@@ -91,11 +99,16 @@ class Driver:
     Args:
         library: libcuda, or a stand-in for tests.
         current_stream: Gives the handle of torch's current stream on a device.
+
+    Attributes:
+        dropped: Handles and devices of modules that nothing refers to any more.
     """
 
     def __init__(self, library: Any, current_stream: Callable[[int], int]) -> None:
         self.library = library
         self.current_stream = current_stream
+        self.dropped: deque[tuple[int, int]] = deque()
+        self._unloading = threading.Lock()
 
     def check(self, code: int, doing: str) -> None:
         """Raise when the driver refused.
@@ -117,16 +130,42 @@ class Driver:
             self.check(self.library.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
     def load_module(self, cubin: bytes, device: int) -> "Module":
-        """Load a cubin on the current device.
+        """Load a cubin on the current device, and unload those that were dropped on it.
+
+        Args:
+            cubin: The code.
+            device: Index of the current device, whose context this thread has.
 
         Raises:
             DriverError: It is damaged or made for another architecture.
         """
+        self._unload_dropped(device)
         if not cubin.startswith(b"\x7fELF"):  # the driver would take PTX too, and compile it
             raise DriverError(f"loading a kernel: {len(cubin)} bytes that are no cubin")
         handle = ctypes.c_void_p()
         self.check(self.library.cuModuleLoadData(ctypes.byref(handle), cubin), "loading a kernel")
         return Module(self, handle.value or 0, device)
+
+    def _unload_dropped(self, device: int) -> None:
+        if not self.dropped or self._is_capturing(device):
+            return
+        with self._unloading:
+            found = [self.dropped.popleft() for _ in range(len(self.dropped))]
+            self.dropped.extend(pair for pair in found if pair[1] != device)
+            handles = [handle for handle, where in found if where == device]
+            if not handles:
+                return
+            code = self.library.cuCtxSynchronize()  # the last launches may be under way
+            self.check(code, "waiting for the device before kernels are unloaded")
+            for handle in handles:
+                code = self.library.cuModuleUnload(ctypes.c_void_p(handle))
+                if code:  # its memory stays taken, which is all
+                    _log.warning("unloading a kernel from device %d: CUDA error %d", device, code)
+
+    def _is_capturing(self, device: int) -> bool:
+        status = ctypes.c_int()
+        stream = ctypes.c_void_p(self.current_stream(device))
+        return self.library.cuStreamIsCapturing(stream, ctypes.byref(status)) != 0 or status.value != 0
 
     def load_function(
         self, module: "Module", name: str, device: int, shared_bytes: int, blocks_per_cluster: int

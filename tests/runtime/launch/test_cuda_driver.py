@@ -22,6 +22,9 @@ class FakeLibrary:
         self.sizes = sizes
         self.fail: dict[str, int] = {}
         self.context = 0
+        self.capturing = False
+        self.modules = 76
+        self.calls: list[tuple[str, int]] = []
 
     def cuGetErrorName(self, code: int, name: Any) -> int:  # noqa: N802 (libcuda's names)
         if code != OUT_OF_MEMORY:
@@ -30,11 +33,21 @@ class FakeLibrary:
         return 0
 
     def cuModuleLoadData(self, module: Any, image: bytes) -> int:  # noqa: N802
-        module._obj.value = 77
+        self.modules += 1
+        module._obj.value = self.modules
         return self.fail.get("load", 0)
 
     def cuModuleUnload(self, module: Any) -> int:  # noqa: N802
+        self.calls.append(("unload", module.value))
+        return self.fail.get("unload", 0)
+
+    def cuStreamIsCapturing(self, stream: Any, status: Any) -> int:  # noqa: N802
+        status._obj.value = int(self.capturing)
         return 0
+
+    def cuCtxSynchronize(self) -> int:  # noqa: N802
+        self.calls.append(("synchronize", self.context))
+        return self.fail.get("synchronize", 0)
 
     def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:  # noqa: N802
         function._obj.value = 99
@@ -188,3 +201,33 @@ def test_text_is_never_compiled():
     """The driver compiles PTX given where a cubin is expected."""
     with pytest.raises(DriverError, match="14 bytes that are no cubin"):
         Driver(FakeLibrary(), lambda _: 0).load_module(b".version 8.0\n\n", 0)
+
+
+def test_modules_are_unloaded_by_the_next_load_on_their_device(caplog: pytest.LogCaptureFixture):
+    """They were unloaded by whatever thread dropped them: without the context, under running kernels, in captures."""
+    library = FakeLibrary()
+    driver = Driver(library, lambda _: 0)
+    first, second, elsewhere = driver.load_module(CUBIN, 0), driver.load_module(CUBIN, 0), driver.load_module(CUBIN, 1)
+    del first, second, elsewhere
+    library.capturing = True
+    driver.load_module(CUBIN, 0)
+    assert library.calls == []
+    library.capturing = False
+    kept = driver.load_module(CUBIN, 0)
+    assert library.calls == [("synchronize", 0), ("unload", 77), ("unload", 78), ("unload", 80)]
+    driver.load_function(kept, "k", 0, 0, 1)
+    library.calls.clear()
+    library.fail = {"unload": INVALID_VALUE}
+    driver.load_module(CUBIN, 1)
+    assert library.calls == [("synchronize", 0), ("unload", 79)]
+    assert "unloading a kernel from device 1: CUDA error 1" in caplog.text
+
+
+def test_a_fault_of_the_device_is_told_before_code_is_unloaded():
+    library = FakeLibrary()
+    driver = Driver(library, lambda _: 0)
+    driver.load_module(CUBIN, 0)
+    library.fail = {"synchronize": OUT_OF_MEMORY}
+    with pytest.raises(DriverError, match="waiting for the device before kernels are unloaded: CUDA_ERROR_OUT_OF_MEM"):
+        driver.load_module(CUBIN, 0)
+    assert [what for what, _ in library.calls] == ["synchronize"]

@@ -55,6 +55,11 @@ class KVCache:
         for tensor in self._tensors.values():
             tensor[target, :, :length].copy_(tensor[source, :, :length])
 
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keep the memory, when it is freed, from being used again before this stream is done with it."""
+        for tensor in self._tensors.values():
+            tensor.record_stream(stream)
+
     @property
     def size_bytes(self) -> int:
         """Memory it occupies."""

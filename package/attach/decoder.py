@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tune_model.package.attach.matching import Unmatched, check_settings, output_class, same, watched_by_autograd
+from tune_model.package.attach.matching import Unmatched, check_settings, check_use, output_class, same
 from tune_model.package.attach.sessions import Session, SessionStore
 from tune_model.runtime.execution.executor import InputError
+from tune_model.runtime.execution.lookups import first_outside, index_limits
 from tune_model.runtime.generation.buckets import buckets_of
 from tune_model.runtime.generation.decoder import context_hint
 from tune_model.runtime.generation.phases import Phase, Phases
@@ -52,9 +53,11 @@ class DecoderCalls:
         decode = self._phases.decode.program
         self._store = SessionStore(decode, tuned.device)
         self._slots = next(fixed_sizes(i)[1] for i in decode.inputs if i.role == "cache")
+        prefill = self._phases.prefill.program
+        self._tokens = index_limits(prefill).get("input_ids", torch.iinfo(torch.int64).max)
         self._rows = next((s.maximum for s in decode.symbols if s.name == "batch"), 1)
         self._buckets = buckets_of(
-            self._phases.prefill.program,
+            prefill,
             self._phases.grids,
             rows=self._rows,
             slots=self._slots,
@@ -103,10 +106,9 @@ class DecoderCalls:
         for name, tensor in (("attention_mask", mask), ("position_ids", positions)):
             if tensor is not None and (not isinstance(tensor, Tensor) or tensor.dim() != 2):
                 raise Unmatched(f"{name} is not (rows, length)")
-        if self._module.training or watched_by_autograd(self._module, ()):
-            raise Unmatched("the module trains, or gradients are enabled")
-        if torch.is_autocast_enabled(ids.device.type):
-            raise Unmatched("autocast is on")
+        check_use(self._module, (), self._tuned.device.type)
+        if ids.device.type == "cpu" and first_outside(ids, self._tokens) is not None:
+            raise Unmatched(f"input_ids are not from 0 to {self._tokens - 1}")
         if use_cache is None:
             use_cache = getattr(getattr(self._module, "config", None), "use_cache", True)
         return _Call(ids, mask, positions, caches[0] if caches else None, bool(use_cache))
@@ -134,11 +136,15 @@ class DecoderCalls:
         if cache is None:
             memory = self._store.memory(len(pads))
             try:
-                return self._prompts(memory, call.ids, pads), call
+                return self._prompts(memory.cache, call.ids, pads), call
             finally:
                 self._store.give_back(memory)
         session = self._store.open(cache, pads)
-        logits = self._prompts(session.memory, call.ids, pads)
+        try:
+            logits = self._prompts(session.memory.cache, call.ids, pads)
+        except BaseException:
+            session.close()  # the caller's cache object is empty again
+            raise
         session.advance(call.ids.shape[1])
         return logits, call._replace(cache=cache)
 
@@ -199,6 +205,7 @@ class DecoderCalls:
         if session.length - min(session.pads) + length > self._slots:
             raise Unmatched(f"the cache holds {self._slots} tokens per row")
         self._check_columns(session, call)
+        session.memory.used()
         logits = self._step(session, call.ids) if length == 1 else self._part(session, call.ids)
         session.advance(length)
         return logits
@@ -220,7 +227,7 @@ class DecoderCalls:
 
     def _step(self, session: Session, ids: Tensor) -> Tensor:
         longest = session.length - min(session.pads)
-        inputs = {"input_ids": ids, "positions": session.positions, **session.memory.slice(0, ids.shape[0])}
+        inputs = {"input_ids": ids, "positions": session.positions, **session.memory.cache.slice(0, ids.shape[0])}
         program = self._phases.decode.program
         hint = context_hint(program, self._buckets.context(longest + 1))
         return next(iter(self._tuned.run("decode", inputs, **hint).values()))[:, -1:]
@@ -230,6 +237,6 @@ class DecoderCalls:
         if self._phases.continuation is None or any(session.pads):
             raise Unmatched("further parts of a padded prompt, or of one that cannot be split")
         try:
-            return self._together(self._phases.continuation, session.memory, ids, session.length)
+            return self._together(self._phases.continuation, session.memory.cache, ids, session.length)
         except InputError as error:
             raise Unmatched(str(error)) from error

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tune_model.package.attach.matching import Unmatched, check_settings, output_class, same, watched_by_autograd
+from tune_model.package.attach.matching import Unmatched, check_settings, check_use, output_class, same
 from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.tuned import TunedModel
 
@@ -43,8 +43,7 @@ class ForwardCalls:
         """
         given = self._given(args, kwargs)
         tensors = [t for t in given.values() if isinstance(t, Tensor)]
-        if watched_by_autograd(self._module, tensors):
-            raise Unmatched("gradients are enabled")
+        check_use(self._module, tensors, self._tuned.device.type)
         inputs = self._bind(given)
         try:
             outputs = self._tuned.run("forward", inputs)

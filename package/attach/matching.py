@@ -6,7 +6,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Unmatched", "check_settings", "output_class", "same", "watched_by_autograd"]
+__all__ = ["Unmatched", "check_settings", "check_use", "output_class", "same"]
 
 
 class Unmatched(Exception):  # noqa: N818 - a reason, not a failure
@@ -35,11 +35,25 @@ def check_settings(settings: Mapping[str, object]) -> None:
             raise Unmatched(f"{name} is given")
 
 
-def watched_by_autograd(module: nn.Module, tensors: Sequence[Tensor]) -> bool:
-    """Tell whether the caller may want to differentiate."""
-    if not torch.is_grad_enabled():
-        return False
-    return any(t.requires_grad for t in tensors) or any(p.requires_grad for p in module.parameters())
+def check_use(module: nn.Module, tensors: Sequence[Tensor], device_type: str) -> None:
+    """Check that a call only wants results: programs have no dropout, no gradients, and one dtype.
+
+    Args:
+        module: Whose call it is.
+        tensors: That the caller gives.
+        device_type: Where the module lies: `cuda`, `cpu`.
+
+    Raises:
+        Unmatched: The module trains, somebody may want to differentiate, or autocast is on.
+    """
+    if module.training:
+        raise Unmatched("the module trains")
+    if torch.is_grad_enabled() and (
+        any(t.requires_grad for t in tensors) or any(p.requires_grad for p in module.parameters())
+    ):
+        raise Unmatched("gradients are enabled")
+    if torch.is_autocast_enabled(device_type):
+        raise Unmatched("autocast is on")
 
 
 def same(tensor: Tensor, expected: Tensor) -> bool:

@@ -5,7 +5,10 @@ the tuned programs keep them. Whoever does anything else with the cache (a beam 
 programs do not answer, code that reads the keys) gets layers of transformers' own, filled with copies.
 """
 
+import threading
 import weakref
+from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -15,13 +18,44 @@ from torch import Tensor
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.runtime.program import Program
 
-__all__ = ["Session", "SessionStore"]
+__all__ = ["CacheMemory", "Session", "SessionStore"]
 
 _SPARE_AT_MOST = 4
 
 
+class CacheMemory:
+    """A cache of ours, and the streams that work on it: whoever gets it next may be on another one.
+
+    Args:
+        cache: Keys and values.
+        current_stream: Tells the caller's; `None` on a CPU.
+    """
+
+    def __init__(self, cache: KVCache, current_stream: Callable[[], torch.cuda.Stream | None]) -> None:
+        self.cache = cache
+        self._current_stream = current_stream
+        self._streams: list[torch.cuda.Stream] = []
+
+    def used(self) -> None:
+        """Note that the current stream works on it."""
+        stream = self._current_stream()
+        if stream is not None and stream not in self._streams:
+            self.cache.record_stream(stream)
+            self._streams.append(stream)
+
+    def take(self) -> None:
+        """Let the current stream wait for all others that worked on it for whoever had it before."""
+        stream = self._current_stream()
+        if stream is not None:
+            for other in self._streams:
+                if other != stream:
+                    stream.wait_stream(other)
+            self._streams.clear()
+            self.used()
+
+
 class Session:
-    """One cache object and the rows that stand behind it.
+    """One cache object and the rows that stand behind it; used by one thread at a time, as the cache object is.
 
     Args:
         cache: transformers' cache, empty.
@@ -34,14 +68,14 @@ class Session:
         positions: (rows, 1): where each row's next token goes.
     """
 
-    def __init__(self, cache: Any, memory: KVCache, pads: list[int], layers: int) -> None:
+    def __init__(self, cache: Any, memory: CacheMemory, pads: list[int], layers: int) -> None:
         self.memory = memory
         self.pads = pads
         self.length = 0
         self._cache = weakref.ref(cache)
         self._own: list[Any] = list(cache.layers) or [cache.layer_class_to_replicate() for _ in range(layers)]
         self._handed_over = False
-        device = next(iter(memory.slice(0, 1).values())).device
+        device = next(iter(memory.cache.slice(0, 1).values())).device
         self.pads_column = torch.tensor(pads, device=device)[:, None]
         self.positions = -self.pads_column
         cache.layers[:] = [_layer_class()(self, index) for index in range(layers)]
@@ -60,15 +94,24 @@ class Session:
         """Fill layers of transformers' own and put them into the cache object; once."""
         if not self._handed_over:
             self._handed_over = True
+            self.memory.used()
             for index, layer in enumerate(self._own):
                 layer.update(*(self._copied(name, index) for name in ("k_cache", "v_cache")))
-            cache = self._cache()
-            if cache is not None:
-                cache.layers[:] = self._own
+            self._put_back()
         return self._own
 
+    def close(self) -> None:
+        """Give the cache object its own layers back, empty as they are."""
+        self._handed_over = True
+        self._put_back()
+
+    def _put_back(self) -> None:
+        cache = self._cache()
+        if cache is not None:
+            cache.layers[:] = self._own
+
     def _copied(self, name: str, layer: int) -> Tensor:
-        rows = self.memory.slice(0, len(self.pads))[f"{name}.{layer}"]
+        rows = self.memory.cache.slice(0, len(self.pads))[f"{name}.{layer}"]
         made = rows.new_zeros(rows.shape[0], rows.shape[1], self.length, rows.shape[3])
         for row, pad in enumerate(self.pads):
             made[row, :, pad:] = rows[row, :, : self.length - pad]
@@ -126,7 +169,7 @@ def _layer_class() -> Any:
 
 
 class SessionStore:
-    """Sessions by cache object, and memory for the next ones.
+    """Opens sessions, and keeps memory for the next ones; safe to use from several threads.
 
     Args:
         decode: The program whose caches are allocated.
@@ -137,25 +180,49 @@ class SessionStore:
         self._decode = decode
         self._device = device
         self.layers = sum(item.role == "cache" for item in decode.inputs) // 2
-        self._spare: list[KVCache] = []
+        self._spare: deque[CacheMemory] = deque(maxlen=_SPARE_AT_MOST)
+        self._lock = threading.Lock()
 
-    def memory(self, rows: int) -> KVCache:
+    @property
+    def spare(self) -> int:
+        """How many caches wait for their next use."""
+        return len(self._spare)
+
+    def memory(self, rows: int) -> CacheMemory:
         """Return a cache with so many rows; a spare one if there is one."""
-        for index, cache in enumerate(self._spare):
-            if cache.rows == rows:
-                return self._spare.pop(index)
-        return KVCache(self._decode, rows, self._device)
+        with self._lock:
+            memory = self._find_spare(rows)
+        if memory is None:
+            memory = CacheMemory(KVCache(self._decode, rows, self._device), self._current_stream)
+        memory.take()
+        return memory
 
-    def give_back(self, memory: KVCache) -> None:
-        """Keep a cache that nobody uses any more."""
+    def _find_spare(self, rows: int) -> CacheMemory | None:
+        for _ in range(len(self._spare)):
+            try:
+                memory = self._spare.popleft()
+            except IndexError:  # one more was given back meanwhile, and the oldest fell out
+                return None
+            if memory.cache.rows == rows:
+                return memory
+            self._spare.append(memory)
+        return None
+
+    def _current_stream(self) -> torch.cuda.Stream | None:
+        return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+
+    def give_back(self, memory: CacheMemory) -> None:
+        """Keep a cache that nobody uses any more.
+
+        The garbage collector calls it, on any thread and in the middle of anything, `memory` too: it takes no lock.
+        """
         self._spare.append(memory)
-        del self._spare[:-_SPARE_AT_MOST]
 
     def open(self, cache: Any, pads: list[int]) -> Session:
-        """Begin a session for an empty cache object; its memory comes back when the object is gone."""
+        """Begin a session for an empty cache object; its memory comes back when nothing holds the session's layers."""
         memory = self.memory(len(pads))
         session = Session(cache, memory, pads, self.layers)
-        weakref.finalize(cache, self.give_back, memory)
+        weakref.finalize(session, self.give_back, memory).atexit = False
         return session
 
     @staticmethod

@@ -91,6 +91,36 @@ def test_other_calls_of_an_encoder_run_the_original(bert: tuple[nn.Module, Any])
     assert attached.answered == 0
 
 
+def test_training_and_autocast_are_the_originals(write: Any):
+    """Without gradients a module in training mode lost its dropout, and autocast its dtype."""
+    for request, given in ((BERT, tokens(2, 8)), (MIXED, {"x": torch.randn(3, 8)})):
+        model = original(request)
+        attached = tune_model.attach(model, write("bert" if request is BERT else "mixed", request))
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = model(**given)
+            expected = original(request)(**given)
+        for name, value in expected.items():
+            assert mixed[name].dtype == value.dtype
+            torch.testing.assert_close(mixed[name], value)
+        model.train()
+        torch.manual_seed(4)
+        trained = model(**given)
+        attached.detach()
+        torch.manual_seed(4)
+        torch.testing.assert_close(trained, model(**given), rtol=0, atol=0)
+        assert attached.unmatched() == {"autocast is on": 1, "the module trains": 1}
+
+
+def test_numbers_that_are_no_tokens_are_the_originals_to_judge(bert: tuple[nn.Module, Any]):
+    model, attached = bert
+    given = tokens(1, 8)
+    given["input_ids"][0, 3] = 128
+    with pytest.raises(IndexError):
+        model(**given)
+    (reason,) = attached.unmatched()
+    assert reason == "input 'input_ids' is 128 at [0, 3]; expected 0 to 127"
+
+
 def test_sizes_out_of_range_run_the_original(bert: tuple[nn.Module, Any]):
     model, attached = bert
     given = tokens(1, 8)

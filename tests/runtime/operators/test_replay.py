@@ -220,6 +220,17 @@ def test_autograd_is_not_disturbed(tuned: TunedModel):
     torch.testing.assert_close(layer.weight.grad, X.sum((0, 1)).expand(N, K))
 
 
+def test_autocast_is_left_alone(tuned: TunedModel):
+    """Under autocast a linear layer gave float32, and what followed it ran in another dtype than it would have."""
+
+    def work() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert functional.linear(X, W).dtype == torch.bfloat16
+            assert (X @ W.T).dtype == torch.bfloat16
+
+    assert changed(tuned, work) == {}
+
+
 def test_only_the_thread_that_asks_and_only_while_it_asks(tuned: TunedModel):
     seen: list[Tensor] = []
     with torch.no_grad(), tuned.operators():

@@ -27,6 +27,10 @@ from tune_model.runtime.replay import Entry, Replay
 from tune_model.runtime.weights.transforms import pack_weight, weight_packing
 from tune_model.tune.candidate import Rejected
 from tune_model.tune.device import Samples
+from tune_model.tune.measuring.cpu_stopwatch import CpuCalls, CpuStopwatch
+from tune_model.tune.measuring.interval import drifted
+from tune_model.tune.measuring.nvml import Nvml
+from tune_model.tune.measuring.policy import Rung
 from tune_model.tune.processes.answers import ANSWER_AT_MOST, Answer, AnswerError, decode_answer, encode_answer
 from tune_model.tune.processes.child import Child
 from tune_model.tune.target import CpuTarget, Target
@@ -45,6 +49,9 @@ begins with the step."""
 
 _ROUNDS_S: Final = 0.6
 _FEWEST, _MOST = 9, 41
+
+_SAMPLE_US: Final = 1000.0
+"""On a CPU the fastest of a few runs counts, unless one takes long (`cpu_stopwatch`)."""
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -79,7 +86,10 @@ class StepTimer(Protocol):
     """Times whole programs."""
 
     def compare(self, work: Work) -> tuple[Samples, ...] | Rejected:
-        """Time the variants in interleaved rounds: sample `i` of each is a pair, in microseconds per run."""
+        """Time the variants in interleaved rounds: sample `i` of each is a pair, in microseconds per run.
+
+        What disturbed them is marked as in `Device.compare`.
+        """
         ...
 
     def close(self) -> None:
@@ -99,6 +109,7 @@ class StepBench:
             self._device = torch.device("cuda", index)
             torch.empty(1, device=self._device)
         self._weights: dict[tuple[object, ...], Tensor] = {}
+        self._stopwatch = CpuStopwatch()
 
     def compare(self, work: Work) -> tuple[Samples, ...] | Rejected:
         """See `StepTimer.compare`."""
@@ -130,25 +141,35 @@ class StepBench:
         runs = [self._run(variant, work.point, inputs) for variant in work.variants]
         for run in (*runs, *runs):
             run()
+        return self._on_cpu(runs, work.seed) if self._device.type == "cpu" else self._on_gpu(runs, work.seed)
+
+    def _on_cpu(self, runs: Sequence[Callable[[], object]], seed: int) -> tuple[Samples, ...]:
+        """Take rounds as a race's final does: those in which other processes were in the way are left out."""
+        calls = [CpuCalls(lambda _set, run=run: run(), 1) for run in runs]  # type: ignore[misc]
+        round_us = max(sum(one.estimate_us for one in calls), 1.0)
+        least = max(1, min(_FEWEST, math.floor(_LIMIT_S / 6 * 1e6 / round_us)))
+        rung = Rung(_SAMPLE_US, _MOST, least, _ROUNDS_S * 1e6)
+        return tuple(self._stopwatch.compare(calls, rung, seed))
+
+    def _on_gpu(self, runs: Sequence[Callable[[], object]], seed: int) -> tuple[Samples, ...]:
         started = time.perf_counter()
         brief = [self._once(run) for run in runs]
         rounds = max(_FEWEST, min(_MOST, math.floor(_ROUNDS_S * 1e6 / max(sum(brief), 1.0))))
         times: list[list[float]] = [[] for _ in runs]
         order = list(range(len(runs)))
-        shuffle = random.Random(work.seed)  # noqa: S311 - an order of measurements, not a secret
+        shuffle = random.Random(seed)  # noqa: S311 - an order of measurements, not a secret
+        nvml = Nvml(str(torch.cuda.get_device_properties(self._device).uuid))
+        errors = nvml.ecc_events()
         for _ in range(rounds):
             shuffle.shuffle(order)
             for place in order:
                 times[place].append(self._once(runs[place]))
             if time.perf_counter() - started > _LIMIT_S / 3:
                 break
-        return tuple(Samples(tuple(us)) for us in times)
+        disturbed = drifted(times[0]) or nvml.is_slowed() is True or nvml.ecc_events() != errors
+        return tuple(Samples(tuple(us), disturbed) for us in times)
 
     def _once(self, run: Callable[[], object]) -> float:
-        if self._device.type == "cpu":
-            started = time.perf_counter()
-            run()
-            return (time.perf_counter() - started) * 1e6
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(_SPIN_CYCLES)
         before.record()

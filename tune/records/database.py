@@ -18,7 +18,7 @@ import msgspec
 
 from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import TRANSIENT_REASONS, Rejected
-from tune_model.tune.records.facts import KINDS, Body, Confirmation, Finalist, Outcome, Refusal, Row, Timing
+from tune_model.tune.records.facts import KINDS, Body, Confirmation, Finalist, Outcome, Refusal, Row, StepTiming, Timing
 from tune_model.tune.records.salvage import row_digest, salvage
 from tune_model.tune.records.storage import exclusive, network_file_system
 
@@ -37,8 +37,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION: Final = 2
-"""2 added confirmations; a database of version 1 is read and written on."""
+SCHEMA_VERSION: Final = 3
+"""2 added confirmations, 3 times of whole steps; a database of an older version is read and written on."""
 
 _AGAIN: Final = "on conflict (digest) do update set id = (select max(id) + 1 from records)"
 _KEEP: Final = "on conflict (digest) do nothing"
@@ -102,7 +102,7 @@ class Records:
             RecordsError: The disk is full, or another tuner holds the database for a minute.
         """
         self._follow()
-        self._write([Row(key, task, body)], _AGAIN, flush=isinstance(body, Outcome | Confirmation))
+        self._write([Row(key, task, body)], _AGAIN, flush=isinstance(body, Outcome | Confirmation | StepTiming))
 
     def merge(self, rows: Iterable[Row]) -> int:
         """Add the rows that are not here yet; returns how many were new.
@@ -145,6 +145,14 @@ class Records:
         found: Confirmation | None = None
         for body in self._bodies(key, "confirmation"):
             if isinstance(body, Confirmation):
+                found = body
+        return found
+
+    def step(self, key: str) -> StepTiming | None:
+        """Return the latest times of a whole step for a step key."""
+        found: StepTiming | None = None
+        for body in self._bodies(key, "step"):
+            if isinstance(body, StepTiming):
                 found = body
         return found
 

@@ -7,7 +7,7 @@ import msgspec
 from tune_model.tune.candidate import Candidate, Rejected
 from tune_model.tune.search.descent import Footprint
 
-__all__ = ["KINDS", "Body", "Confirmation", "Finalist", "Outcome", "Refusal", "Row", "Timing", "Trail"]
+__all__ = ["KINDS", "Body", "Confirmation", "Finalist", "Outcome", "Refusal", "Row", "StepTiming", "Timing", "Trail"]
 
 
 class Timing(msgspec.Struct, frozen=True, tag="timing"):
@@ -105,6 +105,28 @@ class Confirmation(msgspec.Struct, frozen=True, tag="confirmation"):
     doubtful: bool = False
 
 
+class StepTiming(msgspec.Struct, frozen=True, tag="step"):
+    """A whole program timed with two sets of kernels in the same rounds (`whole_program`).
+
+    Attributes:
+        baseline_us: With the first set, per run.
+        median_us: With the second.
+        gain: Median of the paired ratios first / second: above 1 the second is faster.
+        gain_low: Lower end of their 95 % interval.
+        gain_high: Upper end.
+        chance: Of such rounds if the second set is not slower, by the least that counts: small, it surely is.
+        doubtful: Other processes were in the way throughout: it decides nothing.
+    """
+
+    baseline_us: float
+    median_us: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    chance: float
+    doubtful: bool = False
+
+
 class Trail(msgspec.Struct, frozen=True, tag="trail"):
     """How one family's configurations were climbed.
 
@@ -117,12 +139,13 @@ class Trail(msgspec.Struct, frozen=True, tag="trail"):
     footprints: tuple[Footprint, ...]
 
 
-Body = Timing | Refusal | Outcome | Confirmation | Trail
+Body = Timing | Refusal | Outcome | Confirmation | StepTiming | Trail
 KINDS: Final = {
     Timing: "timing",
     Refusal: "refusal",
     Outcome: "outcome",
     Confirmation: "confirmation",
+    StepTiming: "step",
     Trail: "trail",
 }
 

@@ -56,7 +56,7 @@ _USED: Final = {
     "cpp_pointwise": {"compiler"},
     "cpp_rows": {"compiler"},
     "cublaslt": {"cublas", "triton"},
-    "library_halves": {"cublas", "torch", "triton"},
+    "library_halves": {"compiler", "cublas", "torch", "triton"},
     "mkl_linear": {"torch"},
     "mkldnn_linear": {"torch"},
     "sdpa": {"cublas", "torch", "triton"},
@@ -148,14 +148,16 @@ def confirmation_key(winner: str, baseline: str) -> str:
     return _digest(["confirmation", winner, baseline])
 
 
-def step_key(target: str, sides: tuple[tuple[str, str, tuple[str, ...]], ...]) -> str:
+def step_key(target: str, code: str, look: str, sides: tuple[tuple[str, str, tuple[str, ...]], ...]) -> str:
     """Return what the times of a whole program with two sets of kernels depend on.
 
     Args:
         target: As of `race_key`.
+        code: Hash of the code that takes the times.
+        look: `first` or `second`: another process and other inputs, whose times are a fact of their own.
         sides: Per set the program's fingerprint, its point as text, and the measurement keys of all its kernels.
     """
-    return _digest(["step 1", target, sides])
+    return _digest(["step 2", target, code, look, sides])
 
 
 def _code_fields(target: Target) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from tune_model.extract.rewrite.additions import take_additions_apart
 from tune_model.extract.rewrite.attention import fold_query_scales, read_attention_operands_in_place
+from tune_model.extract.rewrite.complex_pairs import take_complex_numbers_apart
 from tune_model.extract.rewrite.einsum import spell_einsums
 from tune_model.extract.rewrite.equal_calls import share_common_calls
 from tune_model.extract.rewrite.grouped_query import recognise_grouped_queries
@@ -22,6 +23,7 @@ __all__ = ["PASSES", "rewrite"]
 PASSES: tuple[Callable[[Program], Program], ...] = (
     spell_einsums,  # in calls that are spelled next
     spell,  # everything after it knows one spelling per operation
+    take_complex_numbers_apart,  # before norms: what is left is real
     take_additions_apart,
     drop_unit_arithmetic,
     share_common_calls,

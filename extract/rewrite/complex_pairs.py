@@ -1,0 +1,183 @@
+"""Complex numbers as pairs of real ones, so that a rotary embedding written with them is pointwise work like any other.
+
+Models turn neighbouring features into complex numbers and multiply them by `polar(1, angle)`. Kernels know real numbers
+only, and a view as complex numbers would have to follow its source's layout. All complex values of a program are taken
+apart, or none: one that comes from an input, or that anything else reads, leaves the program as it is.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tune_model.extract.layout import VIEWS, make_type, size_args, view
+from tune_model.extract.rewrite.graph import READ_BY_CALLER, Graph, refs
+from tune_model.extract.rewrite.relayout import relayout
+from tune_model.extract.rewrite.spelling import CONTIGUOUS
+from tune_model.runtime.expression import Dim
+from tune_model.runtime.program import Arg, Call, Items, Program, Ref, TensorType
+
+__all__ = ["take_complex_numbers_apart"]
+
+_REAL = {"complex64": "float32", "complex128": "float64"}
+
+
+class _Pair(NamedTuple):
+    """The values that hold a complex value's parts."""
+
+    real: str
+    imaginary: str
+
+
+def take_complex_numbers_apart(program: Program) -> Program:
+    """Replace arithmetic on complex values by arithmetic on their parts; the same roundings, in another order."""
+    graph = Graph(program)
+    complex_steps = [i for i, step in enumerate(graph.steps) if _touches_complex(graph, step)]
+    if not complex_steps or not all(_is_known(graph, graph.steps[i]) for i in complex_steps):
+        return program
+    apart = _Parts(graph)
+    for index in complex_steps:
+        apart.take(index)
+    return relayout(graph.finish())
+
+
+def _is_complex(graph: Graph, name: str) -> bool:
+    return graph.type(name).dtype in _REAL
+
+
+def _touches_complex(graph: Graph, step: Call) -> bool:
+    return any(_is_complex(graph, name) for name in (*refs(step), *(r for r in step.results if r is not None)))
+
+
+def _is_known(graph: Graph, step: Call) -> bool:
+    made_here = all(name in graph.producer for name in refs(step) if _is_complex(graph, name))
+    result = step.results[0] if len(step.results) == 1 else None
+    if not made_here or result is None or (step.op not in _RULES and step.op not in VIEWS) or step.kwargs:
+        return False
+    return not _is_complex(graph, result) or READ_BY_CALLER not in graph.readers.get(result, ())
+
+
+class _Parts:
+    """The parts of every complex value made so far."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.pairs: dict[str, _Pair] = {}
+        self.index = 0
+        self.step = graph.steps[0]
+
+    def take(self, index: int) -> None:
+        """Take one step's result apart."""
+        self.index, self.step = index, self.graph.steps[index]
+        if self.step.op in VIEWS:
+            self._view()
+        else:
+            _RULES[self.step.op](self)
+
+    @property
+    def result(self) -> str:
+        return str(self.step.results[0])
+
+    def operand(self, at: int) -> str:
+        arg = self.step.args[at]
+        if not isinstance(arg, Ref):
+            raise TypeError(f"{self.step.op} takes {arg!r}; expected a tensor")
+        return arg.name
+
+    def put(self, op: str, *args: Arg, shape: tuple[Dim, ...] | None = None) -> str:
+        """Add a step over real tensors; its result has the shape of the step's own unless said."""
+        type_ = self.graph.type(self.result)
+        made = make_type(_REAL.get(type_.dtype, type_.dtype), type_.shape if shape is None else shape)
+        return self.graph.add(self.index, Call(op, args), made, self.result)
+
+    def seen(self, source: str, call: Call) -> str:
+        """Add a view of `source`, of a row-major copy where it cannot be one."""
+        type_ = self.graph.type(source)
+        found = view(call, type_)
+        if found is None:
+            copied: TensorType = make_type(type_.dtype, type_.shape)
+            source = self.graph.add(self.index, Call("aten.clone.default", (Ref(source),), CONTIGUOUS), copied, source)
+            call = Call(call.op, (Ref(source), *call.args[1:]))
+            found = view(call, copied)
+        if found is None:
+            raise ValueError(f"{call.op} of a row-major tensor cannot be a view")
+        return self.graph.add(self.index, call, found.type, self.result)
+
+    def _view(self) -> None:
+        pair = self.pairs[self.operand(0)]
+        rest = self.step.args[1:]
+        self.pairs[self.result] = _Pair(*(self.seen(part, Call(self.step.op, (Ref(part), *rest))) for part in pair))
+
+    # ---------------------------------------------------------------------------------------------------------- making
+
+    def polar(self) -> None:
+        """Radius and angle: nothing is multiplied by a radius of ones."""
+        radius, angle = self.operand(0), self.operand(1)
+        parts = [self.put(op, Ref(angle)) for op in ("aten.cos.default", "aten.sin.default")]
+        if self.graph.made_by(Ref(radius), "aten.ones_like.default") is None:
+            parts = [self.put("aten.mul.Tensor", Ref(radius), Ref(part)) for part in parts]
+        self.pairs[self.result] = _Pair(*parts)
+
+    def joined(self) -> None:
+        self.pairs[self.result] = _Pair(self.operand(0), self.operand(1))
+
+    def paired(self) -> None:
+        """`view_as_complex`: the two columns of the last dim."""
+        source = self.operand(0)
+        last = len(self.graph.type(source).shape) - 1
+        columns = [
+            self.seen(source, Call("aten.slice.Tensor", (Ref(source), last, start, start + 1))) for start in (0, 1)
+        ]
+        shape = size_args(self.graph.type(self.result).shape)
+        parts = (self.seen(column, Call("aten.view.default", (Ref(column), shape))) for column in columns)
+        self.pairs[self.result] = _Pair(*parts)
+
+    # ------------------------------------------------------------------------------------------------------- computing
+
+    def product(self) -> None:
+        a, b = self.operand(0), self.operand(1)
+        if a in self.pairs and b in self.pairs:
+            self.pairs[self.result] = self._both(self.pairs[a], self.pairs[b])
+            return
+        pair, factor = (self.pairs[a], b) if a in self.pairs else (self.pairs[b], a)
+        self.pairs[self.result] = _Pair(*(self.put("aten.mul.Tensor", Ref(part), Ref(factor)) for part in pair))
+
+    def _both(self, a: _Pair, b: _Pair) -> _Pair:
+        def times(x: str, y: str) -> Ref:
+            return Ref(self.put("aten.mul.Tensor", Ref(x), Ref(y)))
+
+        real = self.put("aten.sub.Tensor", times(a.real, b.real), times(a.imaginary, b.imaginary))
+        imaginary = self.put("aten.add.Tensor", times(a.real, b.imaginary), times(a.imaginary, b.real))
+        return _Pair(real, imaginary)
+
+    def scaled(self) -> None:
+        pair, number = self.pairs[self.operand(0)], self.step.args[1]
+        self.pairs[self.result] = _Pair(*(self.put("aten.mul.Scalar", Ref(part), number) for part in pair))
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    def unpaired(self) -> None:
+        """`view_as_real`: both parts side by side in a last dim of two."""
+        pair = self.pairs[self.operand(0)]
+        shape = self.graph.type(self.result).shape
+        columns = [
+            self.seen(part, Call("aten.view.default", (Ref(part), size_args((*shape[:-1], 1))))) for part in pair
+        ]
+        joined = self.put("aten.cat.default", Items(tuple(Ref(column) for column in columns)), len(shape) - 1)
+        self.graph.replace(self.result, joined)
+
+    def real(self) -> None:
+        self.graph.replace(self.result, self.pairs[self.operand(0)].real)
+
+    def imaginary(self) -> None:
+        self.graph.replace(self.result, self.pairs[self.operand(0)].imaginary)
+
+
+_RULES: dict[str, Callable[[_Parts], None]] = {
+    "aten.polar.default": _Parts.polar,
+    "aten.complex.default": _Parts.joined,
+    "aten.view_as_complex.default": _Parts.paired,
+    "aten.mul.Tensor": _Parts.product,
+    "aten.mul.Scalar": _Parts.scaled,
+    "aten.view_as_real.default": _Parts.unpaired,
+    "aten.real.default": _Parts.real,
+    "aten.imag.default": _Parts.imaginary,
+}

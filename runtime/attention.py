@@ -15,9 +15,9 @@ def append_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, positions:
 
     Args:
         k_cache: (batch, kv_heads, max_length, head_dim).
-        v_cache: Like `k_cache`.
+        v_cache: Like `k_cache`; its head_dim may be another.
         k: (batch, kv_heads, new, head_dim).
-        v: Like `k`.
+        v: As `v_cache` has it.
         positions: (batch, new) int64: the cache slot of each new token, inside the cache.
     """
     rows = torch.arange(k.shape[0], device=k.device).unsqueeze(1)
@@ -40,14 +40,14 @@ def cached_attention(  # noqa: PLR0913, PLR0917 (an operator: its arguments are 
     Args:
         q: (batch, heads, new, head_dim); heads is a multiple of the cache's.
         k_cache: (batch, kv_heads, max_length, head_dim); slots nobody sees must be finite.
-        v_cache: Like `k_cache`.
+        v_cache: Like `k_cache`; its head_dim may be another.
         positions: (batch, new) int64.
         scale: Of the scores.
         window: See only the last `window` slots.
         softcap: Scores become `softcap * tanh(scores / softcap)`.
 
     Returns:
-        Like `q`, in memory (batch, new, heads, head_dim): joining the heads afterwards is free.
+        (batch, heads, new, head_dim of the values), new before heads in memory: joining the heads afterwards is free.
     """
     slots = torch.arange(k_cache.shape[2], device=q.device)
     last = positions[:, None, :, None]
@@ -70,13 +70,13 @@ def causal_attention(
     Args:
         q: (batch, heads, length, head_dim); heads is a multiple of the keys'.
         k: (batch, kv_heads, length, head_dim).
-        v: Like `k`.
+        v: Like `k`; its head_dim may be another.
         scale: Of the scores.
         window: See only the last `window` keys.
         softcap: Scores become `softcap * tanh(scores / softcap)`.
 
     Returns:
-        Like `q`, in memory (batch, length, heads, head_dim): joining the heads afterwards is free.
+        (batch, heads, length, head_dim of the values), length before heads in memory: joining the heads afterwards is free.
     """
     length = q.shape[2]
     if softcap is None and (window is None or window >= length):
@@ -97,7 +97,7 @@ def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: 
     `visible` is (batch or 1, 1, new, keys).
     """
     batch, heads, new, head_dim = q.shape
-    kv_heads = k.shape[1]
+    kv_heads, value_dim = k.shape[1], v.shape[3]
     group = heads // kv_heads
     folded = q.reshape(batch, kv_heads, group * new, head_dim)
     if group > 1:
@@ -109,7 +109,7 @@ def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: 
         scores = torch.tanh(scores / softcap) * softcap
         weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
         out = torch.matmul(weights, v.float()).to(q.dtype)
-    return _rows_first(out.reshape(batch, heads, new, head_dim))
+    return _rows_first(out.reshape(batch, heads, new, value_dim))
 
 
 def _rows_first(out: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ RULES = [(None, None), (4, None), (None, 3.0), (5, 2.0)]
 
 def naive(q: Tensor, k: Tensor, v: Tensor, last: Tensor, window: int | None, cap: float | None) -> Tensor:
     """One query at a time, in float64."""
-    out = torch.zeros(q.shape, dtype=torch.float64)
+    out = torch.zeros((*q.shape[:3], v.shape[3]), dtype=torch.float64)
     group = q.shape[1] // k.shape[1]
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
@@ -46,6 +46,19 @@ def test_causal_attention_sees_the_past(window: int | None, softcap: float | Non
     out = causal_attention(q, k, v, SCALE, window, softcap)
     last = torch.arange(9).expand(BATCH, 9)
     torch.testing.assert_close(out.double(), naive(q, k, v, last, window, softcap), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "softcap"), RULES)
+def test_values_may_have_a_head_dim_of_their_own(window: int | None, softcap: float | None):
+    """Latent attention (DeepSeek) has longer keys than values; a result over a cache was given the keys' length."""
+    torch.manual_seed(0)
+    q, k = torch.randn(BATCH, HEADS, 2, HEAD_DIM), torch.randn(BATCH, KV_HEADS, LENGTH, HEAD_DIM)
+    v = torch.randn(BATCH, KV_HEADS, LENGTH, HEAD_DIM - 3)
+    positions = torch.tensor([[3, 4], [0, 1], [LENGTH - 2, LENGTH - 1]])
+    out = cached_attention(q, k, v, positions, SCALE, window, softcap)
+    torch.testing.assert_close(out.double(), naive(q, k, v, positions, window, softcap), atol=1e-5, rtol=1e-5)
+    fresh = causal_attention(torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM), k, v, SCALE, window, softcap)
+    assert fresh.shape == (BATCH, HEADS, LENGTH, HEAD_DIM - 3)
 
 
 def test_joining_heads_after_attention_is_free():

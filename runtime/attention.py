@@ -47,7 +47,7 @@ def cached_attention(  # noqa: PLR0913, PLR0917 (an operator: its arguments are 
         softcap: Scores become `softcap * tanh(scores / softcap)`.
 
     Returns:
-        (batch, heads, new, head_dim of the values), new before heads in memory: joining the heads afterwards is free.
+        (batch, heads, new, head_dim of the values), new before heads in memory: joining heads afterwards is free.
     """
     slots = torch.arange(k_cache.shape[2], device=q.device)
     last = positions[:, None, :, None]
@@ -76,7 +76,7 @@ def causal_attention(
         softcap: Scores become `softcap * tanh(scores / softcap)`.
 
     Returns:
-        (batch, heads, length, head_dim of the values), length before heads in memory: joining the heads afterwards is free.
+        (batch, heads, length, head_dim of the values), length before heads in memory: joining heads afterwards is free.
     """
     length = q.shape[2]
     if softcap is None and (window is None or window >= length):

@@ -135,24 +135,24 @@ class BoundWeights:
         """Make all weights again.
 
         Values are written into the memory that is there, so what was captured or prepared over it stays right; memory
-        that belongs to the caller and packed weights are replaced instead.
+        that belongs to the caller and packed weights are replaced instead. All names, shapes and dtypes are compared
+        before anything is written.
 
         Args:
-            source: Where from; by default the module they came from.
+            source: Where from; by default the module that they came from last, if it was one.
 
         Returns:
             The programs' names of weights that are other tensors now.
 
         Raises:
-            CheckpointError: The source is a path without readable safetensors.
-            WeightError: The source does not fit, or there is none.
+            CheckpointError: The source is a path without readable safetensors. If the disk fails while they are read,
+                some weights are new and some are not: reload again.
+            WeightError: The source does not fit, or there is none; all weights are as they were.
         """
         if source is None:
             source = None if self._module is None else self._module()
         if source is None:
             raise WeightError("the weights came from no module that is still there; pass the ones to load")
-        if isinstance(source, nn.Module):
-            self._module = weakref.ref(source)
         known = {kept.bound.names: kept for kept in self._kept}
         replaced: set[str] = set()
         remade, origins = [], []
@@ -164,6 +164,7 @@ class BoundWeights:
                 origins += _watched(new._replace(tensor=kept.bound.tensor))
                 remade.append(kept)
         self._kept, self._origins = remade, origins
+        self._module = weakref.ref(source) if isinstance(source, nn.Module) else None
         return frozenset(replaced)
 
 

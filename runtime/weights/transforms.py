@@ -112,14 +112,10 @@ def source_views(weight: Weight, tensor: Tensor, shapes: Sequence[tuple[int, ...
     return parts
 
 
-def _make(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint, scratch: Scratch) -> Tensor:
-    """Read, move, transform, check and pack one weight.
-
-    A tensor that needs none of this stays the checkpoint's own memory. Otherwise sources are read straight into their
-    places, so that this takes little more memory than the weight.
+def _check(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint) -> None:
+    """Compare what a weight is made from with its type, without reading anything.
 
     Raises:
-        CheckpointError: A file is cut off.
         WeightError: A source does not fit.
     """
     layout = layout_of(weight.type)
@@ -129,24 +125,44 @@ def _make(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint, scratc
             raise WeightError(f"weight {name!r} has no values (it is on the meta device)")
         if dtype != layout.dtype and not (dtype.is_floating_point and layout.dtype.is_floating_point):
             raise WeightError(f"weight {name!r} is {dtype}; expected {layout.dtype}")
-    shapes = [checkpoint.shape(name) for name in sources]
+    source_views(weight, torch.empty(layout.shape, device="meta"), [checkpoint.shape(name) for name in sources])
+
+
+def _make(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint, scratch: Scratch) -> Tensor:
+    """Read, move, transform and pack one weight whose sources fit.
+
+    A tensor that needs none of this stays the checkpoint's own memory. Otherwise sources are read straight into their
+    places, so that this takes little more memory than the weight.
+
+    Raises:
+        CheckpointError: A file is cut off.
+    """
+    layout = layout_of(weight.type)
     plain = all(isinstance(t, Cast | Pack) for t in weight.transforms) and len(sources) == 1
     kept = checkpoint.held(sources[0]) if plain else None
     packing = weight_packing(weight)
     if kept is not None and kept.device == scratch.device and kept.dtype == layout.dtype and kept.is_contiguous():
         tensor = kept.detach()
-        source_views(weight, torch.empty(layout.shape, device="meta"), shapes)
         if packing is None and tensor.data_ptr() % _ALIGNMENT:
             tensor = tensor.clone()
     else:
         tensor = _allocate(layout, weight.transforms, scratch)
+        shapes = [checkpoint.shape(name) for name in sources]
         for name, part in zip(sources, source_views(weight, tensor, shapes), strict=True):
             checkpoint.copy_to(name, part)
     return tensor if packing is None else pack_weight(tensor, packing)
 
 
 def bind_each(programs: Sequence[Program], source: WeightSource, device: torch.device | str) -> Iterator[BoundWeight]:
-    """Make the weights of all programs one by one, equal ones once; see `bind_weights`."""
+    """Make the weights of all programs one by one, equal ones once; see `bind_weights`.
+
+    Names, shapes and dtypes of all are checked before the first is made: whoever writes over weights in use can rely on
+    the rest.
+
+    Raises:
+        CheckpointError: The path holds no readable safetensors.
+        WeightError: The checkpoint does not fit.
+    """
     scratch = Scratch(torch.device(device))
     checkpoint = open_checkpoint(source)
     names = _source_names(weights_of(programs), checkpoint)
@@ -154,6 +170,9 @@ def bind_each(programs: Sequence[Program], source: WeightSource, device: torch.d
     for weight in weights_of(programs).values():
         sources = tuple(names[s] for s in weight.sources)
         groups.setdefault((sources, weight.transforms, weight.type.dtype), []).append(weight)
+    for (sources, _, _), weights in groups.items():
+        for weight in weights:
+            _check(weight, sources, checkpoint)
     for (sources, _, _), weights in groups.items():
         with torch.no_grad():
             tensor = _make(weights[0], sources, checkpoint, scratch)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from torch import nn
 
 from tune_model.runtime.program import Concatenate, Pack, Program, Transpose, Weight
 from tune_model.runtime.weights.bound import BoundWeights
+from tune_model.runtime.weights.checkpoint import WeightSource
 from tune_model.runtime.weights.transforms import WeightError
 
 CPU = torch.device("cpu")
@@ -165,6 +167,65 @@ def test_reloading_another_model_leaves_the_first_one_alone(tmp_path: Path):
     bound.reload(tmp_path)
     check_values(bound, other)
     assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
+
+
+def wrong_shape(tensors: dict[str, torch.Tensor]) -> str:
+    tensors["plain.weight"] = torch.zeros(3, 9)
+    return r"weight 'plain' is \[3, 9\]"
+
+
+def wrong_dtype(tensors: dict[str, torch.Tensor]) -> str:
+    tensors["plain.weight"] = torch.zeros(3, 8, dtype=torch.int64)
+    return "weight 'plain.weight' is torch.int64; expected torch.float32"
+
+
+def missing(tensors: dict[str, torch.Tensor]) -> str:
+    del tensors["plain.weight"]
+    return "1 of 6 weights are missing"
+
+
+@pytest.mark.parametrize("spoil", [wrong_shape, wrong_dtype, missing])
+@pytest.mark.parametrize("stored", ["file", "state dict", "module"])
+def test_reloading_what_does_not_fit_changes_nothing(tmp_path: Path, spoil: Callable[..., str], stored: str):
+    """Weights were overwritten one by one until the wrong one came: half the old model and half the new."""
+    module = Layer()
+    bound = BoundWeights(programs(*ALL), module, CPU)
+    before = bound.tensors
+    tensors = {name: torch.randn_like(p) for name, p in module.named_parameters()}
+    message = spoil(tensors)  # the last one that is made
+    source: WeightSource = tensors
+    if stored == "file":
+        save_file(tensors, tmp_path / "model.safetensors")
+        source = tmp_path
+    elif stored == "module":
+        source = nn.Module()
+        for name, tensor in tensors.items():
+            layer = nn.Module()
+            layer.register_buffer("weight", tensor)
+            source.add_module(name.split(".", maxsplit=1)[0], layer)
+    with pytest.raises(WeightError, match=message):
+        bound.reload(source)
+    check_values(bound, module)
+    assert all(bound.tensors[name] is before[name] for name in before)
+    with torch.no_grad():
+        module.k.weight.add_(1)
+    assert bound.stale() == ("k.weight",)
+    bound.reload()  # still from the module that was there
+    check_values(bound, module)
+
+
+def test_after_other_weights_the_first_module_is_not_asked_again(tmp_path: Path):
+    """`reload()` after `reload(path)` brought the old weights back."""
+    module, other = Layer(), Layer()
+    bound = BoundWeights(programs(*ALL), module, CPU)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.normal_()
+    save_file(other.state_dict(), tmp_path / "model.safetensors")
+    bound.reload(tmp_path)
+    with pytest.raises(WeightError, match="pass the ones to load"):
+        bound.reload()
+    check_values(bound, other)
 
 
 PEAK = """

@@ -234,7 +234,7 @@ def _read_header(path: Path) -> tuple[int, dict[str, _Entry]]:
             entries = msgspec.convert({k: v for k, v in raw.items() if k != "__metadata__"}, dict[str, _Entry])
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, AttributeError, msgspec.ValidationError) as error:
+    except (ValueError, AttributeError, RecursionError, msgspec.ValidationError) as error:
         raise CheckpointError(f"{path}: damaged safetensors header: {error}") from error
     start = 8 + length
     for name, entry in entries.items():
@@ -242,8 +242,10 @@ def _read_header(path: Path) -> tuple[int, dict[str, _Entry]]:
         if dtype is None:
             raise CheckpointError(f"{path}: tensor {name!r} has dtype {entry.dtype!r}; known: {', '.join(_DTYPES)}")
         begin, end = entry.data_offsets
-        if min(entry.shape, default=0) < 0 or end - begin != math.prod(entry.shape) * dtype.itemsize or begin < 0:
-            raise CheckpointError(f"{path}: tensor {name!r} {entry.dtype} {list(entry.shape)} lies at {begin} to {end}")
+        expected = math.prod(entry.shape) * dtype.itemsize
+        if min(entry.shape, default=0) < 0 or end - begin != expected or begin < 0:
+            seen = f"tensor {name!r} {entry.dtype} {list(entry.shape)} lies at {begin} to {end}"
+            raise CheckpointError(f"{path}: {seen}; expected {expected} bytes from 0 on")
         if start + end > size_bytes:
             raise CheckpointError(f"{path}: tensor {name!r} ends at {start + end}; the file has {size_bytes} bytes")
     return start, entries
@@ -259,7 +261,7 @@ def _files_of(path: Path) -> list[Path]:
     if index.is_file():
         try:
             names = set(msgspec.json.decode(index.read_bytes())["weight_map"].values())
-        except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
+        except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index}: expected an object with a weight_map: {error}") from error
         if not all(isinstance(name, str) and Path(name).name == name for name in names):
             raise CheckpointError(f"{index}: weight_map names files outside its folder")

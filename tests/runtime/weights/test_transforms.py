@@ -172,8 +172,12 @@ def test_every_dtype_is_read_bit_for_bit(tmp_path: Path, dtype: torch.dtype):
 
 
 def header(entries: object, data: bytes = b"") -> bytes:
-    text = json.dumps(entries).encode()
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
     return len(text).to_bytes(8, "little") + text + data
+
+
+DEEP = b'{"x":' * 100_000
+"""Nested deeper than Python recurses: a reader that lets `RecursionError` through ends in a traceback."""
 
 
 @pytest.mark.parametrize(
@@ -183,9 +187,10 @@ def header(entries: object, data: bytes = b"") -> bytes:
         (b"\xff" * 16, "not a safetensors file"),
         ((5).to_bytes(8, "little") + b"nojson", "damaged safetensors header"),
         (header([1]), "damaged safetensors header"),
+        (header(DEEP), "damaged safetensors header: maximum recursion depth"),
         (header({"x": {"dtype": "F32"}}), "damaged safetensors header"),
         (header({"x": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}), "dtype 'F99'"),
-        (header({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}), "lies at 0 to 4"),
+        (header({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}), "lies at 0 to 4; expected 8 bytes"),
         (header({"x": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}), "lies at -4 to 0"),
         (header({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"abc"), "the file has"),
     ],
@@ -204,7 +209,11 @@ def test_missing_paths_are_one_clear_error(tmp_path: Path):
     with pytest.raises(CheckpointError, match="holds no safetensors"):
         open_checkpoint(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
-    for content, message in (("{", "weight_map"), ('{"weight_map": {"x": "../y.safetensors"}}', "outside its folder")):
+    for content, message in (
+        ("{", "weight_map"),
+        (DEEP.decode(), "weight_map: maximum recursion depth"),
+        ('{"weight_map": {"x": "../y.safetensors"}}', "outside its folder"),
+    ):
         index.write_text(content)
         with pytest.raises(CheckpointError, match=message):
             open_checkpoint(tmp_path)

@@ -5,64 +5,32 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tune_model.runtime.coverage import Coverage
+from tune_model.runtime.engine import Engine, ModelParts
 from tune_model.runtime.errors import TuneModelError
-from tune_model.runtime.execution.dispatch import Dispatcher
 from tune_model.runtime.execution.executor import Executor, InputError
-from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
-from tune_model.runtime.execution.lookups import check_indices, index_limits
-from tune_model.runtime.generation.buckets import Grid
 from tune_model.runtime.generation.completion import Generation
-from tune_model.runtime.generation.continuation import continuation_of
 from tune_model.runtime.generation.generate import Prompts, each_row, generate_tokens
-from tune_model.runtime.generation.phases import Phase, Phases, RunProgram
+from tune_model.runtime.generation.phases import Phases
 from tune_model.runtime.generation.sampling import Sampling
 from tune_model.runtime.generation.scheduler import Scheduler
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.runtime.launch.cuda_driver import activate
 from tune_model.runtime.launch.machine_code import CodeLoader, device_index
-from tune_model.runtime.operators.replay import OperatorReplay
 from tune_model.runtime.program import Program
-from tune_model.runtime.replay import Replay
 from tune_model.runtime.weights.bound import BoundWeights, SharedMemory, StaleWeightsWarning
 from tune_model.runtime.weights.checkpoint import WeightSource
 
 __all__ = ["ForkedProcessError", "ModelParts", "TunedModel"]
 
-_PROMPT_GRAPH_TOKENS = 512
-"""Longer parts of prompts outlast their launches, and a graph would only hold memory."""
-
-_PROMPT_GRAPHS_AT_MOST = 32
-"""One per length and row of the cache."""
-
 
 class ForkedProcessError(TuneModelError):
     """A model was loaded before this process was forked; running it would hang or fail somewhere deep."""
-
-
-class ModelParts(NamedTuple):
-    """What an artifact holds.
-
-    Attributes:
-        programs: One per phase.
-        constants: By key.
-        replay: What was tuned.
-        code: Machine code by SHA-256.
-        grids: Values of each program's symbols that were tuned, by program; where none are given, sizes are rounded by
-            powers of two alone.
-    """
-
-    programs: Sequence[Program]
-    constants: Mapping[str, Tensor]
-    replay: Replay
-    code: Mapping[str, bytes]
-    grids: Mapping[str, Grid] = MappingProxyType({})
 
 
 class TunedModel:
@@ -95,86 +63,19 @@ class TunedModel:
             self.device = torch.device("cuda", device_index(self.device))
             torch.empty(1, device=self.device)  # creates the context that kernels are loaded into
             activate(self.device)
-        self.programs: dict[str, Program] = {program.name: program for program in parts.programs}
-        self._coverage = Coverage()
-        self._process = os.getpid()
-        self._loader = CodeLoader(parts.code)
-        self._loader.load_all(parts.replay, self.device)
-        self._parts = parts
-        self._strict = strict
+        loader = CodeLoader(parts.code)
+        loader.load_all(parts.replay, self.device)
         self._weights = BoundWeights(parts.programs, weights, self.device, share=share)
         self._warned_of: tuple[str, ...] = ()
-        self._executors = {name: self._executor(program) for name, program in self.programs.items()}
-        self._pool = GraphPool(self.device) if graphs and self.device.type == "cuda" else None
-        self._run = {name: self._runner(name, executor) for name, executor in self._executors.items()}
-        self._limits = {name: index_limits(program) for name, program in self.programs.items()}
-        self._continuation: Executor | None = None
-        self._language = self._language_phases()
-        self._operators: OperatorReplay | None = None
-        self._made_late = threading.Lock()
+        self._engine = Engine(parts, self._weights.tensors, loader, self.device, graphs=graphs, strict=strict)
+        self._process = os.getpid()
         self._own_lock = threading.Lock()
         self._own: Scheduler | None = None
 
-    def _executor(self, program: Program) -> Executor:
-        parts = self._parts
-        return Executor(
-            program,
-            self._weights.tensors,
-            parts.constants,
-            parts.replay,
-            self._loader,
-            self.device,
-            self._strict,
-            coverage=self._coverage,
-        )
-
-    def _runner(self, name: str, executor: Executor) -> RunProgram:
-        """Return what runs a program: on CUDA, graphs of the sizes that repeat."""
-        if self._pool is None:
-            return executor.run
-        if name not in {"prefill", "continuation"}:
-            return GraphRunner(executor, self._pool, eager_runs=0 if name == "decode" else 1).run
-        runner = GraphRunner(executor, self._pool, eager_runs=1, at_most=_PROMPT_GRAPHS_AT_MOST)
-
-        def run(inputs: Mapping[str, Tensor], hints: Mapping[str, int]) -> dict[str, Tensor]:
-            ids = inputs.get("input_ids")
-            short = isinstance(ids, Tensor) and ids.numel() <= _PROMPT_GRAPH_TOKENS
-            return runner.run(inputs, hints) if short else executor.run(inputs, hints)
-
-        return run
-
-    def _language_phases(self) -> Phases | None:
-        if not {"prefill", "decode"} <= set(self.programs):
-            return None
-        prefill = self.programs["prefill"]
-        # Its attention is never tuned, so a strict model runs prompts whole.
-        program = None if self._strict else continuation_of(prefill)
-        continuation = None
-        if program is not None:
-
-            def run(inputs: Mapping[str, Tensor], hints: Mapping[str, int]) -> dict[str, Tensor]:
-                return self._run_late(program)(inputs, hints)
-
-            continuation = Phase(program, run)
-        return Phases(
-            prefill=Phase(prefill, self._run["prefill"]),
-            continuation=continuation,
-            decode=self._executors["decode"],
-            grids=self._parts.grids,
-            pool=self._pool,
-        )
-
-    def _run_late(self, program: Program) -> RunProgram:
-        """Return what runs a program that few callers need, made at its first use; any thread may come first."""
-        run = self._run.get(program.name)
-        if run is None:
-            with self._made_late:
-                run = self._run.get(program.name)
-                if run is None:
-                    self._continuation = self._executor(program)
-                    # Last: another thread that sees it runs at once.
-                    run = self._run[program.name] = self._runner(program.name, self._continuation)
-        return run
+    @property
+    def programs(self) -> Mapping[str, Program]:
+        """One per phase, by name."""
+        return self._engine.programs
 
     def executor(self, phase: str) -> Executor:
         """Return what runs one program without graphs, for measuring and for callers with graphs of their own.
@@ -182,10 +83,7 @@ class TunedModel:
         Raises:
             InputError: There is no such program.
         """
-        executor = self._executors.get(phase)
-        if executor is None:
-            raise InputError(f"the model has no program {phase!r}; it has {list(self.programs)}")
-        return executor
+        return self._engine.executor(phase)
 
     def run(self, phase: str, inputs: Mapping[str, Tensor], **hints: int) -> dict[str, Tensor]:
         """Run one program.
@@ -203,11 +101,7 @@ class TunedModel:
             InputError: There is no such program, or the inputs do not fit it.
         """
         self._check_process()
-        run = self._run.get(phase)
-        if run is None:
-            raise InputError(f"the model has no program {phase!r}; it has {list(self.programs)}")
-        check_indices(inputs, self._limits.get(phase, {}))
-        return run(inputs, hints)
+        return self._engine.run(phase, inputs, hints)
 
     def __call__(self, *args: Tensor, **kwargs: Tensor) -> Tensor | dict[str, Tensor]:
         """Run the model once.
@@ -233,7 +127,7 @@ class TunedModel:
             raise InputError(f"input {twice[0]!r} is given by position and by name")
         given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
         if self.device.type != "cpu":
-            check_indices(given, self._limits[phase])
+            self._engine.check(phase, given)
         inputs = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in given.items()}
         if any(item.role == "cache" for item in program.inputs):
             inputs = self._with_fresh_cache(program, inputs)
@@ -345,10 +239,7 @@ class TunedModel:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         replaced = self._weights.reload(weights)
-        tensors = {name: tensor for name, tensor in self._weights.tensors.items() if name in replaced}
-        for executor in (*self._executors.values(), self._continuation):
-            if executor is not None:
-                executor.rebind(tensors)
+        self._engine.rebind(self._weights.tensors, replaced)
         self._warned_of = ()
 
     def stale_weights(self, *, thorough: bool = True) -> tuple[str, ...]:
@@ -385,17 +276,11 @@ class TunedModel:
         calls that autograd follows run as they would; `coverage()` counts all under the program `operators`. Code that
         `torch.compile` has compiled makes no such calls.
         """
-        with self._made_late:
-            if self._operators is None:
-                forms = {key: form for program in self.programs.values() for key, form in program.forms.items()}
-                dispatcher = Dispatcher(forms, self._parts.replay, self._loader, self.device, strict=False)
-                programs = tuple(self.programs.values())
-                self._operators = OperatorReplay(programs, dispatcher, self.device, self._coverage)
-            return self._operators.active()
+        return self._engine.operators()
 
     def coverage(self) -> Coverage:
         """Return the counters of what ran: tuned exactly, tuned nearby, or not."""
-        return self._coverage
+        return self._engine.coverage
 
     def _check_process(self) -> None:
         """Refuse to run in a forked child: the CUDA context and OpenMP's threads stayed in the parent.
@@ -420,6 +305,4 @@ class TunedModel:
         Raises:
             InputError: It does not generate.
         """
-        if self._language is None:
-            raise InputError(f"the model has programs {list(self.programs)}; generation needs prefill and decode")
-        return self._language
+        return self._engine.language()

@@ -77,9 +77,11 @@ async def stream(host: str, port: int, ask: dict[str, object], outcome: Outcome)
 
 
 async def client(number: int, arguments: argparse.Namespace, expected: list[dict], until: float, outcome: Outcome):
-    """Ask until the time is over."""
+    """Ask until the time is over, or as often as is wanted."""
     draw = random.Random(number)  # noqa: S311 - test data
-    while time.perf_counter() < until:
+    asked = 0
+    while asked < arguments.requests if arguments.requests else time.perf_counter() < until:
+        asked += 1
         if expected:
             one = draw.choice(expected)
             prompt, answer = one["prompt"], one["answer"]
@@ -116,6 +118,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--requests", type=int, default=0, help="of each client, however long they take")
     parser.add_argument("--expect", help="JSON with prompts and greedy answers")
     parser.add_argument("--vocabulary", type=int, default=1000, help="of random prompts")
     parser.add_argument("--max-tokens", type=int, default=32, help="of random requests")

@@ -43,7 +43,7 @@ from tune_model.tune.records.facts import Trail
 from tune_model.tune.search.contest import Contest
 from tune_model.tune.search.groupings import choose_grouping
 from tune_model.tune.search.guard import Guard
-from tune_model.tune.search.invariance import Entry, is_bound, settle_invariant
+from tune_model.tune.search.invariance import Entry, is_bound, served_at_every_size, settle_invariant
 from tune_model.tune.search.layouts import Settlement
 from tune_model.tune.search.race import beats, select_winner
 from tune_model.tune.search.whole_program import WholeProgram
@@ -180,7 +180,10 @@ class _Run:
         self.whole = None if self.steps is None else WholeProgram(self.plan, self.shop, self.steps)
 
     def _bind(self, settlement: Settlement, bound: Mapping[str, Contest]) -> Settlement:
-        """Give the tasks that must be invariant one candidate per form, which is right on other inputs too."""
+        """Give the tasks that must be invariant one candidate per form, which is right on other inputs too.
+
+        A form of which a task could not be measured again keeps the extern, as all that is unconfirmed does.
+        """
         while True:
             entries = {key: Entry(contest.times_us(), contest.refused) for key, contest in bound.items()}
             chosen: dict[str, Finalist] = {}
@@ -189,7 +192,11 @@ class _Run:
                 gain = settlement.winners[key].median_us / us
                 chosen[key] = Finalist(candidate, (), us, gain, gain, gain, 1, unconditional=False)
             if self.guard.review(chosen, settlement.winners):
-                return msgspec.structs.replace(settlement, winners={**settlement.winners, **chosen})
+                break
+        held = served_at_every_size(self.plan, chosen.keys() - self.guard.unconfirmed)
+        self.guard.unconfirmed |= chosen.keys() - held
+        winners = {key: chosen[key] if key in held else winner for key, winner in settlement.winners.items()}
+        return msgspec.structs.replace(settlement, winners=winners)
 
     def _time_steps(self, settlement: Settlement, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
         """Time whole programs, and settle again without the choices that make one slower."""
@@ -329,8 +336,8 @@ class _Run:
 
     def _status(self, contest: Contest, winner: Finalist) -> str:
         """Return a choice's status: of a race, and of an extern that stays because a winner was not confirmed."""
-        if is_bound(contest.planned.task) and winner.candidate != contest.baseline:
-            return "invariant"
+        if is_bound(contest.planned.task) and contest.outcome is not None and not contest.outcome.failed:
+            return "unconfirmed" if winner.candidate == contest.baseline else "invariant"
         if winner.candidate == contest.baseline and contest.outcome is not None:
             if contest.planned.key in self.guard.unconfirmed:
                 return "unconfirmed"

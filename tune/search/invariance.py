@@ -6,14 +6,21 @@ however many there are. So where the rules ask for it only such kernels compete,
 every size: the one with the lowest weighted sum of times.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tune_model.extract.task import Plan, PlannedTask, Task
 from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import Candidate, Rejected
 
-__all__ = ["Entry", "NoInvariantKernelError", "is_bound", "refuse_variant", "settle_invariant"]
+__all__ = [
+    "Entry",
+    "NoInvariantKernelError",
+    "is_bound",
+    "refuse_variant",
+    "served_at_every_size",
+    "settle_invariant",
+]
 
 _FAMILIES: Final = frozenset({"triton_matmul", "triton_persistent"})
 """Whose configurations, where the rules ask for it, all add along k in an order of their own, and are the same at every
@@ -77,6 +84,13 @@ def settle_invariant(plan: Plan, entries: Mapping[str, Entry]) -> dict[str, Cand
         best = min(common, key=cost)
         chosen |= dict.fromkeys((task.key for task in group), best)
     return chosen
+
+
+def served_at_every_size(plan: Plan, confirmed: Collection[str]) -> frozenset[str]:
+    """Return the bound tasks among `confirmed` whose form has no other: a kernel for some sizes is no promise."""
+    groups = _groups([task for task in plan.tasks if is_bound(task.task)])
+    whole = [group for group in groups if all(task.key in confirmed for task in group)]
+    return frozenset(task.key for group in whole for task in group)
 
 
 def _groups(tasks: Sequence[PlannedTask]) -> list[list[PlannedTask]]:

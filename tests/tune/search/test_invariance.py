@@ -161,6 +161,33 @@ def test_the_tuner_ships_one_configuration_and_repeats_itself(tmp_path: Path):
     assert without_times(again) == without_times(tuning)
 
 
+@pytest.mark.parametrize("when", ["before the guard", "in the guard"])
+def test_a_run_that_ends_early_ships_no_invariant_kernel_unconfirmed(tmp_path: Path, when: str):
+    """It shipped them with the status of one that was measured again, and the gain of its race for an interval."""
+    families = (ATEN, FakeFamily("triton_matmul", tuple((("n", n),) for n in range(5))))
+    shops: list[Workshop] = []
+
+    class Late(Clock):
+        def finish(self) -> None:
+            super().finish()
+            races = [what for what, _ in self.asked].count("open")
+            if races == (2 if when == "before the guard" else 3):
+                shops[0].stop.set()
+
+    def run(device: Clock) -> Tuning:
+        options = TuneOptions(tmp_path / "records.sqlite", tmp_path / "kernels")
+        shops.insert(0, Workshop(families, TARGET, device, options, lambda _event: None))
+        return tune_with(bound(linear_plan(1, 8)), shops[0])
+
+    tuning = run(Late({"aten": 5.0}))
+    assert tuning.stopped == "interrupted"
+    assert [(c.winner.family, c.status) for c in tuning.choices] == [("aten", "unconfirmed")] * 2
+    assert [(c.gain_low, c.gain_high) for c in tuning.choices] == [(1.0, 1.0)] * 2
+    whole = run(Clock({"aten": 5.0}))
+    assert [c.status for c in whole.choices] == ["invariant"] * 2
+    assert whole.measured <= 4  # what was confirmed is not measured again
+
+
 def test_one_that_is_wrong_on_other_inputs_is_replaced_at_every_size(tmp_path: Path):
     best = Candidate("triton_matmul", (("n", 3),))
 

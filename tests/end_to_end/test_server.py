@@ -98,13 +98,13 @@ class Server(NamedTuple):
     port: int
 
     def get(self, path: str) -> str:
-        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
             return str(answer.read().decode())
 
     def complete(self, **ask: Any) -> dict[str, Any]:
         body = json.dumps(ask).encode()
         url = f"http://127.0.0.1:{self.port}/v1/completions"
-        with urlopen(Ask(url, body, {"Content-Type": "application/json"}), timeout=30) as answer:
+        with urlopen(Ask(url, body, {"Content-Type": "application/json"}), timeout=120) as answer:
             return dict(json.loads(answer.read()))
 
     def metric(self, name: str) -> int:
@@ -130,7 +130,7 @@ def server(served: Served) -> Iterator[Server]:
     )
     running = Server(process, port)
     try:
-        for _ in range(200):
+        for _ in range(1200):
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
             try:
                 running.get("/health")
@@ -140,7 +140,7 @@ def server(served: Served) -> Iterator[Server]:
         yield running
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
 
 
 def put_under_load(served: Served, server: Server, tmp_path: Path, *amount: str) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def test_clients_that_go_away_leave_their_rows(server: Server):
             head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             connection.recv(100)
-    for _ in range(100):
+    for _ in range(1200):
         if server.metric("rows_running") == 0:
             break
         time.sleep(0.05)

@@ -42,23 +42,34 @@ def _operands(call: Call, slots: dict[str, Parameter]) -> list[Parameter]:
     return [slots[a.name] for a in call.args if isinstance(a, Ref) and a.name in slots]
 
 
+def _operand(call: Call, slots: dict[str, Parameter], place: int) -> Parameter | None:
+    """Return the slot that a call reads as its argument at a place; `None` where the form makes it."""
+    arg = call.args[place]
+    return slots.get(arg.name) if isinstance(arg, Ref) else None
+
+
 def visible_keys(form: Form) -> int:
     """Return how many keys a query of an attention form sees, at the positions the form is measured with."""
     slots = _slots(form)
     for call in form.body:
         if call.op not in _ATTENTION:
             continue
-        operands = _operands(call, slots)
-        length = _sizes(operands[1].type.shape)[2]
-        if call.op == "tune_model.cached_attention" and (values := operands[3].values) is not None:
-            length = min(length, evaluate(values.high, {}) + 1)
+        keys = _operand(call, slots, 1)
+        if keys is None:
+            continue
+        length = _sizes(keys.type.shape)[2]
+        positions = _operand(call, slots, 3) if call.op == "tune_model.cached_attention" else None
+        if positions is not None and positions.values is not None:
+            length = min(length, evaluate(positions.values.high, {}) + 1)
         window = call.args[_WINDOW[call.op]] if len(call.args) > _WINDOW.get(call.op, len(call.args)) else None
         return min(length, window) if isinstance(window, int) else length
     return 0
 
 
 def _attention_flops(form: Form, call: Call) -> int:
-    q, _, v, *_ = _operands(call, _slots(form))
+    slots = _slots(form)
+    # Queries that the form makes are like its result.
+    q, v = (_operand(call, slots, place) or form.results[0] for place in (0, 2))
     batch, heads, queries, depth = _sizes(q.type.shape)
     keys = visible_keys(form)
     work = 2 * batch * heads * queries * keys * (depth + _sizes(v.type.shape)[3])
@@ -119,5 +130,7 @@ def size_bytes(form: Form) -> int:
             total += batch * heads * visible_keys(form) * depth * element_bytes(cache.type.dtype)
     for call in form.body:
         if call.op == "tune_model.append_kv":
-            total += sum(_elements(p) * element_bytes(p.type.dtype) for p in _operands(call, _slots(form))[2:4])
+            # New keys are as large as new values.
+            v = _operand(call, _slots(form), 3)
+            total += 0 if v is None else 2 * _elements(v) * element_bytes(v.type.dtype)
     return total

@@ -1,6 +1,7 @@
 """Concrete forms in a few words: `matmul 1x4096x28672 bf16 + swiglu`."""
 
 from tune_model.extract.cost import visible_keys
+from tune_model.extract.layout import VIEWS
 from tune_model.runtime.program import Call, Form, Parameter, Ref, TensorType
 
 __all__ = ["label"]
@@ -121,17 +122,25 @@ def _volume(type_: TensorType) -> int:
 
 def _attention(form: Form) -> str:
     slots = _slots(form)
-    call = next(c for c in form.body if _name(c) in _ATTENTION)
-    q, k = (slots[a.name].type for a in call.args[:2] if isinstance(a, Ref))
+    at, call = next((i, c) for i, c in enumerate(form.body) if _name(c) in _ATTENTION)
+    # Queries that the form makes are like its result.
+    q, k = (slots.get(a.name, form.results[0]).type for a in call.args[:2] if isinstance(a, Ref))
     batch, heads, queries, depth = q.shape
     grouped = "" if k.shape[1] == heads else f"/{k.shape[1]}"
     head = f"b{batch} h{heads}{grouped} d{depth} {_dtype(q)}"
     if _name(call) == "cached_attention":
         length = "" if queries == 1 else f" q{queries}"
-        return f"attention decode {head}{length} ctx{visible_keys(form) - 1}"
+        return _with(f"attention decode {head}{length} ctx{visible_keys(form) - 1}", _on_heads(form.body[:at]))
     if _name(call) == "causal_attention":
         return f"attention prefill {head} len{queries}"
     return f"attention {head} q{queries} k{k.shape[2]}"
+
+
+def _on_heads(calls: tuple[Call, ...]) -> list[str]:
+    names = list(dict.fromkeys(_name(c) for c in calls if c.op not in VIEWS and _name(c) != "append_kv"))
+    if {_name(c) for c in calls} >= _ROTATION:
+        names = [n for n in names if n not in _ROTATION] + ["rotary embedding"]
+    return names
 
 
 def _pointwise(form: Form) -> str:

@@ -26,8 +26,9 @@ def extract_configured(loaded: LoadedConfig) -> "tuple[Request, Extraction]":
 
     try:
         request = make_request(loaded.config, loaded.folder)
-        # Residual sums in another place make new matmuls, which take longest to tune.
-        widest = Grouping(sums_with_norms=loaded.config.search.effort == "thorough")
+        effort = loaded.config.search.effort
+        # Residual sums in another place make new matmuls, which take longest to tune; heads within attention do not.
+        widest = Grouping(sums_with_norms=effort == "thorough", heads_with_attention=effort != "quick")
         return request, extract(request, operators=loaded.config.workload.operators, widest=widest)
     except ConfigError:
         raise

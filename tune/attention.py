@@ -1,12 +1,14 @@
 """What the families need to know of an attention form: which slot is what, read from its body once.
 
-Accepted are bodies of one attention call on slots, with or without the append of new keys and values to a cache.
+Accepted are bodies of one attention call, with or without the append of new keys and values to a cache. What makes the
+queries and the new keys may be in the body too; a family says so if it can do that work.
 """
 
 from typing import NamedTuple
 
-from tune_model.runtime.program import Call, Form, Parameter, Ref
+from tune_model.runtime.program import Call, Form, Parameter, Ref, TensorType
 from tune_model.tune.candidate import Rejected
+from tune_model.tune.loops.body import Unsupported, read_body
 
 __all__ = ["AttentionForm", "read_attention"]
 
@@ -21,12 +23,13 @@ class AttentionForm(NamedTuple):
 
     Attributes:
         op: `cached` (reads a cache up to each query's position), `causal` (fresh prefill) or `sdpa`.
-        q: Slot of the queries [batch, heads, queries, head_dim].
+        q: Slot of the queries [batch, heads, queries, head_dim]; where the form makes them, the value with its type.
         k: Slot of the keys that are read: the cache for `cached`.
         v: Slot of the values that are read.
         out: Slot of the result.
         positions: Slot of the positions [batch, queries]; `cached` only.
         append: The call that appends new keys and values, if the form holds one.
+        made: Calls that make queries and new keys of slots, in order.
         mask: Slot of the additive or boolean mask; `sdpa` only.
         is_causal: Top-left causal mask.
         scale: Factor of the scores; `None` is head_dim ** -0.5.
@@ -41,6 +44,7 @@ class AttentionForm(NamedTuple):
     out: Parameter
     positions: Parameter | None
     append: Call | None
+    made: tuple[Call, ...]
     mask: Parameter | None
     is_causal: bool
     scale: float | None
@@ -48,14 +52,25 @@ class AttentionForm(NamedTuple):
     softcap: float | None
 
 
-def read_attention(form: Form) -> AttentionForm | Rejected:
-    """Read a concrete attention form, or say what is not understood."""
-    calls = list(form.body)
-    append = calls.pop(0) if calls and calls[0].op == _APPEND else None
-    if len(calls) != 1 or calls[0].op not in {_CACHED, _CAUSAL, _SDPA}:
+def read_attention(form: Form, *, with_heads: bool = False) -> AttentionForm | Rejected:
+    """Read a concrete attention form, or say what is not understood.
+
+    Args:
+        form: Concrete.
+        with_heads: The body may also make the queries and the new keys.
+    """
+    core = [c for c in form.body if c.op in {_APPEND, _CACHED, _CAUSAL, _SDPA}]
+    made = tuple(c for c in form.body if c not in core)
+    append = core.pop(0) if core and core[0].op == _APPEND else None
+    if len(core) != 1 or core[0].op == _APPEND or (made and not (with_heads and core[0].op == _CACHED)):
         return Rejected("unsupported", f"calls {[c.op for c in form.body]}; expected one attention call")
-    call = calls[0]
+    call = core[0]
     slots = {p.name: p for p in form.parameters}
+    if made:
+        typed = _typed(form, made)
+        if isinstance(typed, Rejected):
+            return typed
+        slots |= typed
     tensors = [slots.get(a.name) if isinstance(a, Ref) else None for a in call.args]
     if len(form.results) != 1 or call.results[:1] != (form.results[0].name,) or None in tensors[:3]:
         return Rejected("unsupported", "an attention call whose operands or result are not the form's slots")
@@ -81,12 +96,23 @@ def read_attention(form: Form) -> AttentionForm | Rejected:
         form.results[0],
         positions,
         append,
+        made,
         None,
         call.op == _CAUSAL,
         scale,
         None if window is None else int(window),
         softcap,
     )
+
+
+def _typed(form: Form, calls: tuple[Call, ...]) -> dict[str, Parameter] | Rejected:
+    """Return the types of what calls make."""
+    try:
+        values = read_body(Form("pointwise", (), form.parameters, calls, ())).values
+    except Unsupported as reason:
+        return Rejected("unsupported", str(reason))
+    names = [result for call in calls for result in call.results if result is not None]
+    return {n: Parameter(n, TensorType(values[n].dtype, values[n].shape, values[n].strides)) for n in names}
 
 
 def _read_sdpa(
@@ -109,6 +135,7 @@ def _read_sdpa(
         out,
         None,
         None,
+        (),
         slots[mask.name] if isinstance(mask, Ref) else None,
         given.get("is_causal") is True,
         float(scale) if isinstance(scale, int | float) else None,

@@ -7,6 +7,7 @@ import pytest
 import small_models
 import torch
 from tuning_fakes import TARGET, RecordedDevice, without_times
+from untuned import untuned
 
 from tune_model.extract.plan import Extraction, extract
 from tune_model.extract.regions.group import Grouping
@@ -48,6 +49,43 @@ class Residuals(RecordedDevice):
 @pytest.fixture(scope="module")
 def extraction() -> Extraction:
     return extract(REQUEST, widest=Grouping(sums_with_norms=True))
+
+
+class Turning(RecordedDevice):
+    """Every region takes 10 us; a rotary embedding of its own (queries, keys) so much, both within the attention more."""
+
+    def __init__(self, apart: float, within: float) -> None:
+        super().__init__({})
+        self.apart = apart
+        self.within = within
+        self.form: Form | None = None
+
+    def open(self, bench: Bench) -> Passed | Rejected:
+        self.form = bench.task.form
+        return super().open(bench)
+
+    def _us(self, candidate: Candidate) -> float:
+        assert self.form is not None
+        if not any(c.op == "aten.cat.default" for c in self.form.body):
+            return 10.0
+        return 10.0 + self.within if self.form.kind == "attention" else self.apart
+
+
+@pytest.mark.parametrize(("apart", "within", "together"), [(1.0, 1.5, True), (1.0, 2.5, False)])
+def test_times_decide_where_heads_are_turned(tmp_path: Path, apart: float, within: float, together: bool):
+    request = small_models.decoder("qwen3")
+    found = extract(request, widest=Grouping(heads_with_attention=True))
+    tuning = tune(found, tmp_path, Turning(apart, within))
+    decode = next(p for p in tuning.plan.programs if p.name == "decode")
+    turned = [f.kind == "attention" for f in decode.forms.values() if any(c.op == "aten.cat.default" for c in f.body)]
+    assert any(turned) == together
+    assert f"grouping chosen: {'decode: rotary' if together else 'as usual'}" in tuning.plan.notes[-1]
+    original = build_original(request, None, torch.device("cpu"))
+    texts = []
+    for plan in (tuning, untuned(msgspec.structs.replace(found.plan, rivals=()))):
+        parts = ModelParts(plan.plan.programs, found.constants, build_replay(plan), {})
+        texts.append(TunedModel(parts, original, "cpu").complete(PROMPTS, 6))
+    assert texts[0] == texts[1]
 
 
 def tune(extraction: Extraction, folder: Path, device: RecordedDevice) -> Tuning:

@@ -97,6 +97,29 @@ def test_the_other_groupings_are_rivals_where_they_are_asked_for(llama: Extracti
     assert count[1] == 2 * count[0]
 
 
+@pytest.mark.parametrize(("model_type", "usual"), [("llama", 8), ("qwen3", 9)])
+def test_heads_may_be_made_within_the_attention_over_the_cache(model_type: str, usual: int):
+    """A decoder layer at decode becomes seven regions, whether heads are rotated only or normed before."""
+    request = small_models.decoder(model_type)
+    found = extract(request, widest=Grouping(heads_with_attention=True))
+    (rival,) = found.plan.rivals
+    assert rival.what == "decode: rotary embedding within the attention"
+    (prefill, decode), (same, fused) = kinds(found.plan), kinds(rival.plan)
+    assert prefill == same
+    assert sum((decode - fused).values()) == 2 * (usual - 7)
+    assert fused["attention"] == 2
+    labels = [t.label for t in rival.plan.tasks if t.task.form.kind == "attention" and t.label.endswith("embedding")]
+    assert len(labels) == len(next(p for p in request.phases if p.name == "decode").grid["batch"])
+    assert all(("+ rms_norm + rotary" in label) == (model_type == "qwen3") for label in labels)
+    attention = next(t for t in rival.plan.tasks if t.label in labels)
+    apart = next(t for t in found.plan.tasks if t.label == attention.label.partition(" +")[0])
+    # What is read and written in between is saved, and the work is the same.
+    assert attention.size_bytes < apart.size_bytes + sum(
+        t.size_bytes for t in found.plan.tasks if "rotary" in t.label and t.sites[0].point == attention.sites[0].point
+    )
+    assert attention.flops > apart.flops
+
+
 def test_a_model_without_residual_sums_before_norms_has_no_rivals():
     config = {"model_type": "vit", **small_models.SIZES, "image_size": 32, "patch_size": 8}
     config |= {"num_hidden_layers": 0}

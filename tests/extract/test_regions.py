@@ -411,6 +411,30 @@ def test_append_and_attention_are_one_region_with_its_context_as_a_hint():
     assert [p.role for p in form.parameters].count("cache") == 2
 
 
+HALF = Call("aten.mul.Tensor", (Ref("q"), 0.5), (), ("h",))
+
+
+def attend_half(name: str) -> Call:
+    return msgspec.structs.replace(attend(name), args=(Ref("h"), *attend(name).args[1:]))
+
+
+def test_queries_are_made_within_the_attention_unless_others_read_them():
+    raw = cache_program(HALF, APPEND, attend_half("a"))
+    alone = msgspec.structs.replace(raw, outputs=raw.outputs[1:])
+    within = Grouping(heads_with_attention=True)
+    form = only(group(alone, within).program)
+    assert body(form) == ["mul", "append_kv", "cached_attention"]
+    for program, grouping in ((raw, within), (alone, USUAL)):
+        apart = [body(f) for f in forms(group(program, grouping).program)]
+        assert apart == [["mul"], ["append_kv", "cached_attention"]]
+    inputs = cache_inputs()
+    wanted, found = ({n: t.clone() for n, t in inputs.items()} for _ in range(2))
+    (expected,) = run(alone, wanted)
+    (got,) = run(group(alone, within).program, found)
+    assert relative_error(got, expected) < 1e-6
+    assert torch.equal(found["kc"], wanted["kc"])
+
+
 def test_a_read_before_the_append_stays_before_it():
     raw = cache_program(attend("before"), APPEND, attend("after"))
     program = group(raw).program

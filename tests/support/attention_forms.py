@@ -1,6 +1,6 @@
 """Attention forms as extract states them."""
 
-from tune_model.runtime.program import Call, Form, Parameter, Ref, TensorType, ValueRange
+from tune_model.runtime.program import Call, Form, Items, Parameter, Ref, TensorType, ValueRange
 
 
 def decode_form(
@@ -143,3 +143,66 @@ def sdpa_form(
         keywords += (("is_causal", True),)
     call = Call("aten.scaled_dot_product_attention.default", tuple(arguments), tuple(sorted(keywords)), ("t0",))
     return Form("attention", (), tuple(parameters), (call,), (Parameter("t0", type_),))
+
+
+def turned_form(
+    *,
+    batch: int = 3,
+    heads: int = 8,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    length: int = 200,
+    context: tuple[int, int] = (0, 150),
+    dtype: str = "float16",
+    normal: bool = False,
+) -> Form:
+    """A decode step that rotates its queries and keys, and with `normal` norms each head before, as extract states it.
+
+    Queries, keys and values are parts of one merged projection; angles are shared by a row's heads.
+    """
+    row = (heads + 2 * kv_heads) * head_dim
+
+    def part(count: int) -> TensorType:
+        return TensorType(dtype, (batch, count, 1, head_dim), (row, head_dim, row, 1))
+
+    cache = TensorType(dtype, (batch, kv_heads, length, head_dim))
+    angle = TensorType(dtype, (batch, 1, 1, head_dim))
+    weight = TensorType(dtype, (head_dim,))
+    parameters = [
+        Parameter("a0", cache, "cache"),
+        Parameter("a1", cache, "cache"),
+        Parameter("a2", part(heads) if normal else part(heads + kv_heads)),
+        Parameter("a3", part(kv_heads)),
+        Parameter("a4", TensorType("int64", (batch, 1)), values=ValueRange(*context)),
+        Parameter("a5", angle),
+        Parameter("a6", angle),
+    ]
+    body: list[Call] = []
+
+    def call(op: str, *args: object) -> Ref:
+        body.append(Call(f"aten.{op}", args, (), (f"t{len(body)}",)))  # type: ignore[arg-type]
+        return Ref(f"t{len(body) - 1}")
+
+    def turned(x: Ref) -> Ref:
+        half = head_dim // 2
+        upper, lower = call("slice.Tensor", x, 3, half, head_dim), call("slice.Tensor", x, 3, 0, half)
+        swapped = call("cat.default", Items((call("neg.default", upper), lower)), 3)
+        return call("add.Tensor", call("mul.Tensor", x, Ref("a5")), call("mul.Tensor", swapped, Ref("a6")))
+
+    if normal:
+        parameters += [Parameter("a7", part(kv_heads)), Parameter("a8", weight, "weight"), Parameter("a9", weight)]
+        q, k = (
+            turned(call("rms_norm.default", Ref(x), Items((head_dim,)), Ref(w), 1e-6))
+            for x, w in (("a2", "a8"), ("a7", "a9"))
+        )
+    else:
+        whole = turned(Ref("a2"))
+        k = call("slice.Tensor", whole, 1, heads, heads + kv_heads)
+    body.append(Call("tune_model.append_kv", (Ref("a0"), Ref("a1"), k, Ref("a3"), Ref("a4")), (), ()))
+    if not normal:
+        body.append(Call("aten.slice.Tensor", (whole, 1, 0, heads), (), ("q",)))
+        q = Ref("q")
+    attention = (q, Ref("a0"), Ref("a1"), Ref("a4"), head_dim**-0.5, None, None)
+    body.append(Call("tune_model.cached_attention", attention, (), ("out",)))
+    out = TensorType(dtype, (batch, heads, 1, head_dim), (heads * head_dim, head_dim, heads * head_dim, 1))
+    return Form("attention", (), tuple(parameters), tuple(body), (Parameter("out", out),))

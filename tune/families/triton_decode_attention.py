@@ -11,14 +11,16 @@ from typing import Final
 
 from tune_model.extract.task import Task
 from tune_model.runtime.kernel import Requirement, Within, Workspace
-from tune_model.runtime.program import FormKind, Ref
+from tune_model.runtime.program import Form, FormKind, Ref
 from tune_model.tune.attention import AttentionForm, read_attention
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.search.order import LIMITS, thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.attention_arguments import new_tokens, padded, size_of, stride_of
 from tune_model.tune.triton.compile import Options
+from tune_model.tune.triton.head_source import HeadFunctions, head_functions
 from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, SizeOf, Slot, build_kernel
+from tune_model.tune.triton.module import load_function
 
 __all__ = ["FAMILY", "TritonDecodeAttention"]
 
@@ -33,7 +35,7 @@ class TritonDecodeAttention:
     """See the module."""
 
     name = "triton_decode_attention"
-    version = 2
+    version = 3
     kinds: frozenset[FormKind] = frozenset({"attention"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -42,10 +44,12 @@ class TritonDecodeAttention:
             return Rejected("unsupported", "a CUDA kernel")
         if task.form.kind != "attention":
             return Rejected("unsupported", f"a {task.form.kind}, not attention")
-        read = read_attention(task.form)
+        read = read_attention(task.form, with_heads=True)
         if isinstance(read, Rejected):
             return read
-        return _refusal(read)
+        refused = _refusal(read)
+        made = None if refused is not None else _heads(task.form, read)
+        return made if isinstance(made, Rejected) else refused
 
     def start(self, task: Task, target: Target) -> Config:
         """Return the first configuration."""
@@ -53,7 +57,7 @@ class TritonDecodeAttention:
 
     def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
         """Yield splits near what fills the device and tiles near the usual first."""
-        read = read_attention(task.form)
+        read = read_attention(task.form, with_heads=True)
         if isinstance(read, Rejected) or not isinstance(target, CudaTarget):
             return
         batch, kv_heads, keys = (size_of(read.k, axis) for axis in (0, 1, 2))
@@ -91,10 +95,11 @@ class TritonDecodeAttention:
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State launches and requirements without compiling."""
-        read = read_attention(task.form)
+        read = read_attention(task.form, with_heads=True)
         if isinstance(read, Rejected):
             return read
-        return _plan(read, dict(config))
+        heads = _heads(task.form, read)
+        return heads if isinstance(heads, Rejected) else _plan(read, heads, dict(config))
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
         """Compile the attention and, with several splits, the combine."""
@@ -127,13 +132,20 @@ def _refusal(read: AttentionForm) -> Rejected | None:
     return None
 
 
-def _plan(read: AttentionForm, config: _Values) -> KernelPlan | Rejected:
+def _heads(form: Form, read: AttentionForm) -> HeadFunctions | Rejected | None:
+    """Return the functions that make queries and new keys, where the form does."""
+    if not read.made:
+        return None
+    return head_functions(form, read, padded(size_of(read.q, 1) // size_of(read.k, 1)), padded(size_of(read.q, 3)))
+
+
+def _plan(read: AttentionForm, made: HeadFunctions | None, config: _Values) -> KernelPlan | Rejected:
     refusal = _refusal(read)
     if refusal is not None or read.positions is None:
         return refusal or Rejected("unsupported", "attention without positions")
     heads, kv_heads, head_dim = size_of(read.q, 1), size_of(read.k, 1), size_of(read.q, 3)
     splits, block_n = int(config["splits"]), int(config["block_n"])
-    batch = f"{read.q.name}.size0"
+    batch = f"{read.out.name}.size0"
     new = new_tokens(read)
     k_new, v_new = new or (read.k.name, read.v.name)
     dtype = read.q.type.dtype
@@ -182,11 +194,20 @@ def _plan(read: AttentionForm, config: _Values) -> KernelPlan | Rejected:
         "PRECISION": Constant("ieee" if dtype == "float32" else "tf32"),
         "PDL": Constant(bool(config["pdl"])),
     }
+    if made is not None:
+        # What is made is in no memory: the result's own pointer fills its place.
+        unused = {"q": arguments["out"], "k_new": arguments["out"]}
+        unused |= {name: SizeOf(0) for name in ("q_stride_b", "q_stride_h", "kn_stride_b", "kn_stride_h")}
+        arguments |= unused
+    arguments["heads_of"] = (arguments["out"],) if made is None else made.operands
+    for name, source in (("QUERIES", made and made.queries), ("KEYS", made and made.keys)):
+        arguments[name] = Constant(None if source is None else load_function(source, "body"))
     for name, place in (("partial_out", "ws0"), ("partial_max", "ws1"), ("partial_sum", "ws2")):
         # With one split nothing is partial: the result's own pointer fills the place.
         arguments[name] = Slot(place, "float32") if splits > 1 else arguments["out"]
     arguments["counters"] = Slot("ws3", "int32") if config["last_joins"] else arguments["out"]
-    return _launches(read, config, arguments, batch)
+    plan = _launches(read, config, arguments, batch)
+    return plan._replace(requires=_requirements(read, made))
 
 
 def _launches(read: AttentionForm, config: _Values, arguments: dict[str, Argument], batch: str) -> KernelPlan:
@@ -216,14 +237,18 @@ def _launches(read: AttentionForm, config: _Values, arguments: dict[str, Argumen
         )
     if config["last_joins"]:
         workspaces = (*workspaces, Workspace("ws3", "int32", f"{batch}*{kv_heads}", counters=True))
-    return KernelPlan(tuple(launches), workspaces, (), _requirements(read))
+    return KernelPlan(tuple(launches), workspaces)
 
 
-def _requirements(read: AttentionForm) -> tuple[Requirement, ...]:
-    fixed = [(read.q, 1), (read.q, 2), (read.q, 3), (read.k, 1)]
+def _requirements(read: AttentionForm, made: HeadFunctions | None) -> tuple[Requirement, ...]:
+    q = read.q if made is None else read.out
+    fixed = [(q, 1), (q, 2), (q, 3), (read.k, 1)]
     sizes = [Within(f"{p.name}.size{axis}", size_of(p, axis), size_of(p, axis)) for p, axis in fixed]
     names = [read.q.name, read.k.name, read.v.name, read.out.name, *(new_tokens(read) or ())]
-    return (*sizes, *(Within(f"{name}.stride3", 1, 1) for name in names))
+    if made is not None:
+        names = [read.k.name, read.v.name, read.out.name, *(new_tokens(read) or ())[1:]]
+    strides = (Within(f"{name}.stride3", 1, 1) for name in names)
+    return (*sizes, *strides, *(made.requires if made is not None else ()))
 
 
 FAMILY = TritonDecodeAttention()

@@ -138,6 +138,15 @@ class RowPrinter:
 
     def whole(self) -> Generated:
         """Hold rows whole; reductions take what is there, one after the other."""
+        lines = [*self._held(), *(self.printer.store(store) for store in self.nest.stores)]
+        return self.generated(lines, "BLOCK: tl.constexpr")
+
+    def returned(self) -> Generated:
+        """Hold rows whole, and return what the nest's one store would write."""
+        (store,) = self.nest.stores
+        return self.generated([*self._held(), f"return {self.printer.names[store.value]}"], "BLOCK: tl.constexpr")
+
+    def _held(self) -> list[str]:
         lines = [f"columns = {self.tile.along('BLOCK')}", *self.column_lines]
         names = self.printer.names
         for position, node in enumerate(self.nest.nodes):
@@ -145,8 +154,7 @@ class RowPrinter:
                 lines += whole(self.tile, position, names[position], names[node.value], self.space.inside[1])
             else:
                 lines.append(self.printer.statement(position))
-        lines += [self.printer.store(store) for store in self.nest.stores]
-        return self.generated(lines, "BLOCK: tl.constexpr")
+        return lines
 
     def looped(self) -> Generated:
         """Read the columns once per level."""

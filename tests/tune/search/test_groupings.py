@@ -42,7 +42,7 @@ def test_the_faster_grouping_is_kept_and_the_notes_say_by_how_much():
     assert chosen.tasks == plan.rivals[0].plan.tasks
     assert chosen.rivals == ()
     assert chosen.notes == (  # the rival's own, which are none here, and why
-        "grouped otherwise (relu) all tasks together are 1.067x as fast",
+        "grouped otherwise (relu), the regions that differ are 1.067x as fast",
         "grouping chosen: relu",
     )
 
@@ -55,6 +55,19 @@ def test_a_percent_is_not_enough():
     assert chosen.notes[0] == "traced"
     assert "1.006x" in chosen.notes[1]
     assert chosen.notes[2] == "grouping chosen: as usual"
+
+
+def test_what_both_groupings_have_in_common_does_not_hide_a_gain():
+    """A region that takes a hundredth of the program is still worth a different grouping."""
+    plan = with_rivals("relu")
+    common = linear_plan(4096).tasks
+    (rival,) = plan.rivals
+    rival = msgspec.structs.replace(rival, plan=msgspec.structs.replace(rival.plan, tasks=(*rival.plan.tasks, *common)))
+    plan = msgspec.structs.replace(plan, tasks=(*plan.tasks, *common), rivals=(rival,))
+    times = {task.key: us for task, us in zip(all_tasks(plan), (0.5, 0.5, 99.0, 0.4, 0.4), strict=True)}
+    given = finals(plan, *times.values())
+    assert choose_grouping(plan, given).notes[-1] == "grouping chosen: relu"
+    assert "1.250x" in choose_grouping(plan, given).notes[-2]
 
 
 def test_weights_count():

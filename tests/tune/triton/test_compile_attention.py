@@ -2,13 +2,13 @@
 
 import pytest
 import triton
-from attention_forms import causal_form, chunk_form, decode_form, sdpa_form
+from attention_forms import causal_form, chunk_form, decode_form, sdpa_form, turned_form
 from devices import cuda_target
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tune_model.extract.task import NumericRules, Task
-from tune_model.runtime.kernel import CudaLaunch, Within
+from tune_model.runtime.kernel import CudaLaunch, Pointer, Within
 from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes, unmet
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
@@ -55,6 +55,38 @@ def test_the_last_split_joins_in_the_same_launch():
     (text,) = compiled(DECODE, form, config)
     assert "atom.global.gpu.acq_rel.add" in text
     assert "ld.global.cg" in text
+
+
+@pytest.mark.parametrize("normal", [False, True])
+@pytest.mark.parametrize("arch", [80, 89, 90, 100])
+def test_heads_turned_within_the_attention_compile_for_every_architecture(arch: int, normal: bool):
+    form = turned_form(**LLAMA, batch=1, length=8448, context=(8191, 8191), normal=normal)
+    task, target = Task(form, NumericRules()), cuda_target(arch)
+    assert DECODE.accepts(task, target) is None
+    first = next(iter(DECODE.configurations(task, target, Effort.BALANCED)))
+    built = DECODE.build(task, first, target)
+    assert isinstance(built, Built), built
+    assert built.spill_bytes == 0
+    # What is made is no slot, and other batches are served by the same kernel.
+    names = {r.name for r in form.parameters} | {"out"}
+    assert not [r for r in built.kernel.requires if unmet(r, slot_sizes(form), {}) is not None]
+    other = turned_form(**LLAMA, batch=7, length=4096, context=(100, 100), normal=normal)
+    assert not [r for r in built.kernel.requires if unmet(r, slot_sizes(other), {}) is not None]
+    slots = {
+        a.slot
+        for step in built.kernel.steps
+        if isinstance(step, CudaLaunch)
+        for a in step.arguments
+        if isinstance(a, Pointer)
+    }
+    assert slots <= names | {w.name for w in built.kernel.workspaces}
+
+
+def test_keys_are_still_copied_ahead_where_heads_are_turned_first():
+    form = turned_form(**LLAMA, batch=1, length=8448, context=(8191, 8191))
+    text = compiled(DECODE, form, configs(DECODE, form)[0])[0]
+    assert "cp.async.cg.shared.global" in text
+    assert "cp.async.ca" not in text
 
 
 def test_splits_are_no_more_than_there_are_blocks():

@@ -4,7 +4,9 @@ Programs are (split, key/value head, row). The query heads that share a key/valu
 are read once. Each row's length is read on the device and divided evenly between the splits, block by block: cost
 follows the actual length, a graph captured once serves every position, and splits without work return at once. The
 append of the new key and value is part of the kernel: the last split with work takes them from the token itself, begins
-its running softmax with them, and writes them to the cache; no other program touches that slot.
+its running softmax with them, and writes them to the cache; no other program touches that slot. Queries and keys are
+read as they are, or made by generated functions (tune/triton/head_source): every split makes them again, which costs
+less than a kernel that makes them once.
 
 The splits of a row are joined by a second kernel, or by the one of them that arrives last.
 """
@@ -14,6 +16,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from tune_model.tune.triton.kernels.dependency import wait_for_predecessor
+from tune_model.tune.triton.kernels.rows import consecutive
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -56,6 +59,7 @@ def attend(
     partial_max,
     partial_sum,
     counters,
+    heads_of,
     positions_stride_b,
     q_stride_b,
     q_stride_h,
@@ -85,6 +89,8 @@ def attend(
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
 ):
     """Attend over one split; with more than one, leave a partial result for `combine`, or join all if the last."""
     wait_for_predecessor(PDL)
@@ -104,8 +110,13 @@ def attend(
         d = tl.arange(0, BLOCK_D)
         in_d = (d < HEAD_DIM)[None, :]
         in_g = (g < GROUP)[:, None]
-        q_pointers = q + row64 * q_stride_b + (head * GROUP + g)[:, None] * q_stride_h + d[None, :]
-        qs = tl.load(q_pointers, mask=in_g & in_d, other=0.0)
+        if QUERIES is None:
+            q_pointers = q + row64 * q_stride_b + (head * GROUP + g)[:, None] * q_stride_h + d[None, :]
+            qs = tl.load(q_pointers, mask=in_g & in_d, other=0.0)
+        else:
+            count = tl.num_programs(2) * (KV_HEADS * GROUP)
+            members = tl.where(in_g, (row * (KV_HEADS * GROUP) + head * GROUP + g)[:, None], count)
+            qs = tl.where(in_g & in_d, QUERIES(members, count, heads_of, BLOCK_D), 0.0).to(k_cache.dtype.element_ty)
         k_base = k_cache + row64 * kc_stride_b + head.to(tl.int64) * kc_stride_h
         v_base = v_cache + row64 * vc_stride_b + head.to(tl.int64) * vc_stride_h
 
@@ -115,7 +126,11 @@ def attend(
         cached = high
         if APPEND:
             in_row = d < HEAD_DIM
-            kn = tl.load(k_new + row64 * kn_stride_b + head * kn_stride_h + d, mask=in_row, other=0.0)
+            if KEYS is None:
+                kn = tl.load(k_new + row64 * kn_stride_b + head * kn_stride_h + d, mask=in_row, other=0.0)
+            else:
+                kn = KEYS(consecutive(row * KV_HEADS + head, 1), 0, heads_of, BLOCK_D)
+                kn = tl.where(in_row, kn, 0.0)
             vn = tl.load(v_new + row64 * vn_stride_b + head * vn_stride_h + d, mask=in_row, other=0.0)
             kn = kn.to(k_cache.dtype.element_ty)
             vn = vn.to(v_cache.dtype.element_ty)

@@ -1,10 +1,11 @@
 import pytest
 import torch
-from attention_forms import decode_form
+from attention_forms import decode_form, turned_form
 from form_runs import fill, relative_error, run_body
 from interpreted import interpret
 
 from tune_model.extract.task import NumericRules, Task
+from tune_model.tune.candidate import Rejected
 from tune_model.tune.families.triton_decode_attention import FAMILY
 
 
@@ -71,3 +72,53 @@ def test_a_cache_that_is_appended_elsewhere():
 def test_the_whole_cache_in_use():
     form = decode_form(batch=1, length=64)
     check(form, {"splits": 4, "block_n": 16, **TILE}, 2e-3, positions=[63])
+
+
+def check_turned(form, config, tolerance, positions):
+    """As `check`; the new keys are made in float32 and rounded once, so the cache is near the exact one, not equal."""
+    inputs = fill(form)
+    place = [p.name for p in form.parameters].index("a4")
+    inputs[place] = torch.tensor(positions)[:, None]
+    exact = [t.double() if t.is_floating_point() else t.clone() for t in inputs]
+    expected = run_body(form, exact)[0]
+    plan = FAMILY.plan(Task(form, NumericRules()), tuple(config.items()))
+    assert not isinstance(plan, Rejected), plan
+    mine = [*(t.clone() for t in inputs[:2]), *inputs[2:]]  # a clone of a strided part is contiguous
+    actual = interpret(plan, form, mine)[0]
+    assert relative_error(actual, expected) < tolerance
+    for cache in (0, 1):
+        for row, position in enumerate(positions):
+            written = mine[cache][row, :, position], exact[cache][row, :, position]
+            assert relative_error(*written) < tolerance
+            untouched = torch.ones(mine[cache].shape[2], dtype=torch.bool)
+            untouched[position] = False
+            assert torch.equal(mine[cache][row][:, untouched], inputs[cache][row][:, untouched])
+
+
+@pytest.mark.parametrize("normal", [False, True])
+@pytest.mark.parametrize(("splits", "last_joins"), [(1, False), (5, False), (4, True)])
+def test_heads_are_turned_where_they_are_used(splits: int, last_joins: bool, normal: bool):
+    form = turned_form(batch=4, normal=normal)
+    config = {"splits": splits, "block_n": 32, **TILE, "last_joins": last_joins}
+    check_turned(form, config, 2e-3, [0, 31, 64, 199])
+
+
+@pytest.mark.parametrize("normal", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"heads": 3, "kv_heads": 1, "head_dim": 80},
+        {"heads": 4, "kv_heads": 4, "head_dim": 32},
+        {"batch": 1, "heads": 8, "kv_heads": 1},
+        {"heads": 1, "kv_heads": 1},
+    ],
+)
+def test_heads_of_every_number_and_size_are_turned(sizes: dict[str, int], normal: bool):
+    form = turned_form(**{"batch": 2, **sizes}, normal=normal)
+    batch = form.results[0].type.shape[0]
+    check_turned(form, {"splits": 2, "block_n": 32, **TILE}, 2e-3, [77, 5][:batch])
+
+
+def test_turned_heads_in_float32_are_exact_to_float32():
+    form = turned_form(batch=2, dtype="float32", head_dim=32)
+    check_turned(form, {"splits": 3, "block_n": 16, **TILE}, 1e-6, [100, 3])

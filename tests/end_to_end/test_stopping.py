@@ -51,7 +51,7 @@ class Command:
 
     def run(self, *arguments: str) -> tuple[int, list[dict[str, object]], str]:
         tune = self.start(*arguments)
-        out, errors = tune.communicate(timeout=280)
+        out, errors = tune.communicate(timeout=560)
         return tune.returncode, [json.loads(line) for line in out.splitlines()], errors
 
     def statuses(self) -> set[str]:
@@ -101,6 +101,7 @@ def test_ctrl_c_is_exit_code_130_with_a_valid_artifact(command: Command):
     assert "not searched" in command.statuses()
 
 
+@pytest.mark.timeout(600)  # a whole tune, and what the machine does besides
 def test_running_it_again_finishes_the_job(command: Command):
     code, events, errors = command.run()
     assert code == 0, errors

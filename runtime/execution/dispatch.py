@@ -26,7 +26,8 @@ class Site(NamedTuple):
         form: Fingerprint.
         dims: Value of each of the form's dims.
         layouts: Layout of each weight slot that has one.
-        addresses: Address of each weight slot, modulo 256: what alignment needs.
+        addresses: Address of each weight and cache slot, modulo 256: what alignment needs. Nothing moves those;
+            activations are copied to where a kernel wants them.
     """
 
     form: str

@@ -154,7 +154,7 @@ class _Emission:
         self.last_use.update(dict.fromkeys(names, len(self.steps) - 1))
 
     def align(self, parameters: Sequence[Parameter]) -> None:
-        """Copy activations that start at the wrong address; a cache is written in place, so it cannot be."""
+        """Copy activations that start at the wrong address; a kernel is chosen by where weights and caches start."""
         for parameter in parameters:
             size_bytes = self.kernel.aligned.get(parameter.name, 1)
             operand = self.operands[parameter.name]

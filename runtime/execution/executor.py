@@ -27,6 +27,10 @@ _PLANS_AT_MOST = 128
 """Plans kept per program; one holds closures and, for a few kernels, counters of some kilobytes for each stream."""
 
 
+_ALIGNMENT_SEEN = 256
+"""Greatest alignment of a cache that is told apart, in bytes; no kernel asks for more."""
+
+
 class InputError(TuneModelError):
     """A call's inputs do not fit the program: a missing or unknown name, a wrong dtype, rank, size or device."""
 
@@ -165,6 +169,7 @@ class Executor:
         loader = code if isinstance(code, CodeLoader) else CodeLoader(code)
         self._dispatcher = Dispatcher(program.forms, replay, loader, self.device, strict=strict)
         self._names = tuple(output.name for output in program.outputs)
+        self._caches = tuple(i for i, item in enumerate(program.inputs) if item.role == "cache")
         self._lock = threading.RLock()
         self._plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
         self.epoch = 0
@@ -185,13 +190,17 @@ class Executor:
                 self.epoch += 1
 
     def plan(self, tensors: Sequence[Tensor], hints: Mapping[str, int]) -> Plan:
-        """Return the plan for inputs of these sizes, building it at their first use."""
-        key = (*[t.shape for t in tensors], *(sorted(hints.items()) if hints else ()))
+        """Return the plan for inputs of these sizes and caches that start so, building it at their first use."""
+        alignment = _ALIGNMENT_SEEN
+        for i in self._caches:
+            alignment |= tensors[i].data_ptr()
+        alignment &= -alignment  # the greatest power of two that divides all
+        key = (*[t.shape for t in tensors], alignment, *(sorted(hints.items()) if hints else ()))
         with self._lock:
             plan = self._plans.get(key)
             if plan is None:
                 symbols = self._signature.bind(tensors, hints)
-                plan = build_plan(self.program, symbols, self._held, self._dispatcher, self.device)
+                plan = build_plan(self.program, symbols, self._held, self._dispatcher, self.device, alignment)
                 self.coverage.add(plan.tally)
                 self._plans[key] = plan
                 if len(self._plans) > _PLANS_AT_MOST:

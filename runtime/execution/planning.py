@@ -55,12 +55,14 @@ class _Builder:
         held: Mapping[str, Held],
         dispatcher: Dispatcher,
         device: torch.device,
+        cache_alignment: int,
     ) -> None:
         self.program = program
         self.symbols = dict(symbols)
         self.held = held
         self.dispatcher = dispatcher
         self.device = device
+        self.cache_address = cache_alignment % 256
         self.template: Slots = []
         self.operands: dict[str, Operand] = {}
         self.steps: list[PlannedStep] = []
@@ -138,6 +140,8 @@ class _Builder:
                 layouts.append((parameter.name, held.kept_as))
             if held is not None and not held.tensor.is_mkldnn:
                 addresses.append((parameter.name, held.tensor.data_ptr() % 256))
+            if parameter.role == "cache":
+                addresses.append((parameter.name, self.cache_address))
         return Site(apply.form, dims, tuple(layouts), tuple(addresses))
 
     def reinterpret_held(self, name: str, layout: Layout) -> None:
@@ -205,6 +209,7 @@ def build_plan(
     held: Mapping[str, Held],
     dispatcher: Dispatcher,
     device: torch.device,
+    cache_alignment: int,
 ) -> Plan:
     """Prepare a program for one set of sizes.
 
@@ -214,10 +219,12 @@ def build_plan(
         held: Weights and constants by value name.
         dispatcher: Chooses kernels.
         device: Where everything lies.
+        cache_alignment: A power of two of which the address of every cache input is a multiple. Caches are written in
+            place, so kernels that ask for more are not chosen.
 
     Raises:
         ProgramError: The program is malformed.
         OperatorError: It calls an operator that is not allowed.
         NotTunedError: The dispatcher is strict and something is not tuned.
     """
-    return _Builder(program, symbols, held, dispatcher, device).build()
+    return _Builder(program, symbols, held, dispatcher, device, cache_alignment).build()

@@ -1,4 +1,5 @@
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,8 +25,10 @@ from tune_model.runtime.kernel import Aligned, CpuLaunch, Kernel, Multiple, With
 from tune_model.runtime.program import (
     Apply,
     Call,
+    Form,
     Input,
     Output,
+    Parameter,
     Program,
     Ref,
     Symbol,
@@ -138,6 +141,51 @@ def test_a_misaligned_weight_makes_a_kernel_illegal_not_wrong(library: tuple[str
     run = Executor(program, weights, CONSTANTS, replay, dict([library]), "cpu")
     check(run, 3, 4)
     assert run.coverage.rows()[0].reasons == ("cpp(12,) tuned at (12,): a1 is not aligned to 64 bytes",)
+
+
+OVER_CACHE = """
+#include <cstdint>
+extern "C" void add(void *const *pointers, const int64_t *sizes) {
+  const float *cache = (const float *)pointers[0], *x = (const float *)pointers[1];
+  for (int64_t i = 0; i < sizes[0]; i++) ((float *)pointers[2])[i] = cache[i] + x[i];
+}
+"""
+
+
+def test_a_misaligned_cache_makes_a_kernel_illegal_not_wrong(tmp_path: Path):
+    """Kernels are compiled for addresses that weights and activations get; a cache of the caller's may lie anywhere."""
+    code, library = build_library(OVER_CACHE, tmp_path)
+    form = Form(
+        "pointwise",
+        ("d0",),
+        (Parameter("a0", f32("d0"), "cache"), Parameter("a1", f32("d0"))),
+        (call("aten.add.Tensor", "@a0", "@a1", results=("t0",)),),
+        (Parameter("t0", f32("d0")),),
+    )
+    key = fingerprint(form)
+    kernel = Kernel((CpuLaunch(code, "add", ("a0", "a1", "t0"), ("a0.size0",)),), requires=(Aligned("a0", 64),))
+    program = Program(
+        "decode",
+        (Symbol("n", 1, 64, "x", 0),),
+        (Input("x", f32("n")), Input("cache", f32("n"), "cache")),
+        (),
+        (),
+        {key: form},
+        (Apply(key, ("cache", "x"), ("y",), ("n",)),),
+        {"y": f32("n")},
+        (Output("out", "y"),),
+    )
+    run = Executor(program, {}, {}, Replay({key: (entry(kernel, (4,)),)}), {code: library}, "cpu")
+    memory = torch.arange(256.0)
+    start = -memory.data_ptr() % 256 // 4
+    for shift, outcome in ((0, "exact"), (4, "miss"), (1, "miss"), (16, "exact"), (0, "exact")):
+        before = run.coverage.totals()
+        cache = memory[start + shift : start + shift + 4]
+        assert torch.equal(run.run({"x": torch.ones(4), "cache": cache})["out"], cache + 1)
+        after = run.coverage.totals()
+        assert [k for k in after if after[k] != before[k]] == [outcome]
+    missed = run.coverage.rows()[0]
+    assert (missed.outcome, missed.reasons) == ("miss", ("by_hand tuned at (4,): a0 is not aligned to 64 bytes",))
 
 
 def test_packed_weights_need_a_kernel_that_reads_them():

@@ -178,7 +178,6 @@ class OperatorReplay:
         if torch.is_autocast_enabled(self._device.type):  # the call itself knows its dtype then
             return NotImplemented
         known = self._find(asked)
-        known.tally.runs += 1
         if known.kernel is None:
             return NotImplemented
         return self._run(known.kernel, [tensors[place] for place in known.order]).view(asked.shape)
@@ -202,6 +201,7 @@ class OperatorReplay:
                     self._coverage.retire(self._known.popitem(last=False)[1].tally)
             else:
                 self._known.move_to_end(key)
+            known.tally.runs += 1  # before another thread can push it out, and its count with it
         return known
 
     def _choose(self, asked: Asked) -> _Known:
@@ -215,7 +215,7 @@ class OperatorReplay:
 
     def _bind(self, single: _Single, fit: _Fit, asked: Asked) -> _Known:
         parameters = single.form.parameters
-        addresses = tuple((p.name, fit.tensors[p.name].data_ptr() % 256) for p in parameters if p.role == "weight")
+        addresses = tuple((p.name, fit.tensors[p.name].data_ptr() % 256) for p in parameters if p.role != "activation")
         choice = self._dispatcher.choose(Site(single.key, fit.dims, (), addresses))
         entry = choice.selection.entry
         outcome: Outcome = "miss" if entry is None else "exact" if choice.selection.exact else "near"

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tune_model.runtime.kernel import CpuLaunch, Kernel, Within
+from tune_model.runtime.operators import replay
+from tune_model.runtime.operators.calls import Asked
+from tune_model.runtime.operators.replay import OperatorReplay
 from tune_model.runtime.program import Apply, Form, Input, Output, Parameter, Program, Symbol, fingerprint
 from tune_model.runtime.replay import Replay
 from tune_model.runtime.tuned import ModelParts, TunedModel
@@ -102,13 +105,13 @@ def model(folder: Path) -> TunedModel:
         (Output("y", "y"),),
     )
     plain = [f for f in forms.values() if f is not LINEAR]
-    replay = Replay(
+    table = Replay(
         {
             fingerprint(LINEAR): (entry(few, (4,), "twice"),),
             **{fingerprint(f): (entry(Kernel(f.body), (4,) * len(f.dims), "aten"),) for f in plain},
         }
     )
-    return TunedModel(ModelParts((program,), {}, replay, {sha: code}), {}, "cpu")
+    return TunedModel(ModelParts((program,), {}, table, {sha: code}), {}, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -250,3 +253,28 @@ def test_a_misaligned_weight_is_another_call(tuned: TunedModel):
     made: list[Tensor] = []
     changed(tuned, lambda: made.append(functional.linear(X, shifted)))
     torch.testing.assert_close(made[0], 2 * (X @ shifted.T))
+
+
+def test_a_call_that_is_forgotten_before_it_is_counted_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Calls were counted after the lock: one that another thread pushed out in between was added to nothing."""
+    tuned = model(tmp_path)
+    monkeypatch.setattr(replay, "_KNOWN_AT_MOST", 1)
+    find = OperatorReplay._find
+    others: list[threading.Thread] = []
+    made: list[Tensor] = []
+
+    def work() -> None:
+        with torch.no_grad(), tuned.operators():
+            functional.linear(X[0], W)
+
+    def found_and_pushed_out(self: OperatorReplay, asked: Asked) -> object:
+        known = find(self, asked)
+        if not others:
+            others.append(threading.Thread(target=work))
+            others[0].start()
+            others[0].join()
+        return known
+
+    monkeypatch.setattr(OperatorReplay, "_find", found_and_pushed_out)
+    counts = changed(tuned, lambda: made.append(functional.linear(X, W)))
+    assert counts == {"matmul linear exact": 1, "matmul linear near": 1}

@@ -1,6 +1,6 @@
 """The `tune-model` command: finds the subcommand, and turns what goes wrong into one line and an exit code.
 
-Exit codes: 0 ok; 2 usage, configuration or input; 3 finished with failures or budget spent; 4 verification or coverage
+Exit codes: 0 ok; 2 usage, configuration or input, or no memory for it; 3 finished with failures or budget spent; 4 verification or coverage
 failed; 5 regression gate; 130 interrupted. An error carries its own code (`TuneModelError.exit_code`).
 """
 
@@ -26,6 +26,9 @@ __all__ = ["main"]
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory")
+"""Of a `RuntimeError`: torch's allocator for the CPU and the CUDA driver have no type of their own for it."""
+
 HELP = """Tune a whole model for one machine and write one deployment artifact.
 
 \b
@@ -39,7 +42,7 @@ short for `tune-model tune CONFIG.yaml`.
 EPILOG = """\b
 Exit codes:
   0    ok
-  2    wrong usage, configuration or input
+  2    wrong usage, configuration or input, or no memory for it
   3    finished with failures, or the budget was spent
   4    verification or coverage failed
   5    regression gate
@@ -140,6 +143,25 @@ def run(arguments: list[str]) -> int:
             raise
         click.echo(f"error: {describe(error)}", err=True)
         return error.exit_code if isinstance(error, TuneModelError) else EXIT_USAGE
+    except (MemoryError, RuntimeError) as error:
+        what = exhausted(error)
+        if what is None or "--traceback" in arguments:
+            raise
+        click.echo(f"error: {what}", err=True)
+        return EXIT_USAGE
+
+
+def exhausted(error: MemoryError | RuntimeError) -> str | None:
+    """Say what there was too little of, and what to do; `None` for an error that is about something else."""
+    if isinstance(error, RecursionError):
+        return "something is nested too deeply, an input file or the model; --traceback tells where"
+    text = one_line(str(error))
+    torch: Any = sys.modules.get("torch")  # without it nothing of its kind was raised
+    of_torch = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    if not (isinstance(error, MemoryError) or of_torch or any(sign in text for sign in _NO_MEMORY)):
+        return None
+    advice = "free some, take a device with more, or a smaller model, grid or batch"
+    return f"out of memory: {advice}" + (f" ({text.split('. ')[0]})" if text else "")
 
 
 def refuse_empty(arguments: list[str]) -> None:

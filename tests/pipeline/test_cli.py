@@ -6,6 +6,7 @@ import sys
 
 import click
 import pytest
+import torch
 
 from tune_model.pipeline import cli
 from tune_model.pipeline.commands import COMMANDS
@@ -68,6 +69,39 @@ def test_a_mistyped_command_is_not_taken_for_a_configuration(fake_tune, capsys):
 def test_endings_are_one_line_and_a_documented_code(fake_tune, capsys, ending, code, message):
     assert cli.run(["model.yaml", ending]) == code
     assert capsys.readouterr().err.lstrip("\n") == message
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "error: out of memory: free some, take a device with more, or a smaller model, grid or batch\n"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB."), "batch (CUDA out of memory)\n"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9"), "out of memory: free"),
+        (RecursionError("maximum recursion depth exceeded"), "error: something is nested too deeply, "),
+    ],
+)
+def test_what_there_is_too_little_of_is_said_in_one_line(fake_tune, capsys, monkeypatch, error, message):
+    """They ended as tracebacks."""
+
+    def run_out(*_arguments, **_options):
+        raise error
+
+    monkeypatch.setattr(cli.group, "main", run_out)
+    assert cli.run(["tune", "x.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    with pytest.raises(type(error)):
+        cli.run(["tune", "x.yaml", "--traceback"])
+
+
+def test_a_mistake_of_the_program_keeps_its_traceback(monkeypatch):
+    def fail(*_arguments, **_options):
+        raise RuntimeError("shape mismatch")
+
+    monkeypatch.setattr(cli.group, "main", fail)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        cli.run(["tune", "x.yaml"])
 
 
 def test_a_traceback_on_request(fake_tune):

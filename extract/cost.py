@@ -1,13 +1,14 @@
 """What one call of a concrete form costs at least: floating-point operations and bytes moved."""
 
 import math
+import re
 
 from tune_model.runtime.expression import Dim, evaluate
 from tune_model.runtime.program import Call, Form, Parameter, Ref
 
 __all__ = ["element_bytes", "flops", "looked_up", "size_bytes", "visible_keys"]
 
-_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+_BITS = re.compile(r"[a-z]+(\d+)")
 _MATMULS = frozenset({"aten.linear.default", "aten.mm.default", "aten.bmm.default", "aten.matmul.default"})
 _ATTENTION = frozenset(
     {"aten.scaled_dot_product_attention.default", "tune_model.cached_attention", "tune_model.causal_attention"}
@@ -17,8 +18,18 @@ _WINDOW = {"tune_model.cached_attention": 5, "tune_model.causal_attention": 4}
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the size of one element."""
-    return _BYTES.get(dtype, 1)
+    """Return the size of one element, which the name of a dtype tells: `bfloat16`, `complex128`, `float8_e4m3fn`, `bool`.
+
+    Raises:
+        ValueError: It is no name of a dtype.
+    """
+    if dtype == "bool":
+        return 1
+    found = _BITS.match(dtype)
+    if found is None:
+        msg = f"{dtype!r} names no dtype; expected a kind and a number of bits, as in 'float32'"
+        raise ValueError(msg)
+    return max(1, int(found[1]) // 8)
 
 
 def _sizes(shape: tuple[Dim, ...]) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Binding the workload: grids, weights, costs and labels."""
 
 import pytest
+import torch
 
-from tune_model.extract.cost import flops, size_bytes
+from tune_model.extract.cost import element_bytes, flops, size_bytes
 from tune_model.extract.labels import label
 from tune_model.extract.regions.group import group
 from tune_model.extract.request import FactorySource, Phase, Request
@@ -183,6 +184,15 @@ def normed():
 )
 def test_labels(made, text):
     assert label(made) == text
+
+
+def test_an_element_is_as_large_as_torch_says():
+    """A dtype that was not in a table counted one byte, complex128 and the unsigned ones too."""
+    dtypes = {str(found).removeprefix("torch."): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+    assert {name: element_bytes(name) for name in dtypes} == {name: found.itemsize for name, found in dtypes.items()}
+    assert {"complex128", "uint16", "bool", "float8_e4m3fn"} < set(dtypes)
+    with pytest.raises(ValueError, match="names no dtype"):
+        element_bytes("strided")
 
 
 def test_a_matmul_costs_its_products_and_its_weights():

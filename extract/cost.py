@@ -18,7 +18,7 @@ _WINDOW = {"tune_model.cached_attention": 5, "tune_model.causal_attention": 4}
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the size of one element, which the name of a dtype tells: `bfloat16`, `complex128`, `float8_e4m3fn`, `bool`.
+    """Return the size of one element in bytes, which a dtype's name tells: `bfloat16`, `float8_e4m3fn`, `bool`.
 
     Raises:
         ValueError: It is no name of a dtype.

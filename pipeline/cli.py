@@ -1,7 +1,8 @@
 """The `tune-model` command: finds the subcommand, and turns what goes wrong into one line and an exit code.
 
-Exit codes: 0 ok; 2 usage, configuration or input, or no memory for it; 3 finished with failures or budget spent; 4 verification or coverage
-failed; 5 regression gate; 130 interrupted. An error carries its own code (`TuneModelError.exit_code`).
+Exit codes: 0 ok; 2 usage, configuration or input, or no memory for it; 3 finished with failures or budget spent; 4
+verification or coverage failed; 5 regression gate; 130 interrupted. An error carries its own code
+(`TuneModelError.exit_code`).
 """
 
 import importlib

@@ -188,7 +188,9 @@ def test_labels(made, text):
 
 def test_an_element_is_as_large_as_torch_says():
     """A dtype that was not in a table counted one byte, complex128 and the unsigned ones too."""
-    dtypes = {str(found).removeprefix("torch."): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+    dtypes = {
+        str(found).removeprefix("torch."): found for found in vars(torch).values() if isinstance(found, torch.dtype)
+    }
     assert {name: element_bytes(name) for name in dtypes} == {name: found.itemsize for name, found in dtypes.items()}
     assert {"complex128", "uint16", "bool", "float8_e4m3fn"} < set(dtypes)
     with pytest.raises(ValueError, match="names no dtype"):

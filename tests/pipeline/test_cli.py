@@ -74,7 +74,10 @@ def test_endings_are_one_line_and_a_documented_code(fake_tune, capsys, ending, c
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (MemoryError(), "error: out of memory: free some, take a device with more, or a smaller model, grid or batch\n"),
+        (
+            MemoryError(),
+            "error: out of memory: free some, take a device with more, or a smaller model, grid or batch\n",
+        ),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB."), "batch (CUDA out of memory)\n"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9"), "out of memory: free"),
         (RecursionError("maximum recursion depth exceeded"), "error: something is nested too deeply, "),

@@ -11,7 +11,7 @@ from tune_model.tune.target import CudaTarget, Target
 
 SIZES = (1, 16, 64)
 TAILS = ("gelu", "residual", "swiglu")
-CPU = ("aten", "cpp_gemv", "cpp_epilogue", "mkldnn_linear")
+CPU = ("aten", "cpp_gemv", "cpp_epilogue", "library_halves", "mkldnn_linear")
 CUDA = (
     ("aten", {}),
     ("aten_transposed", {}),

@@ -61,6 +61,7 @@ _CPU: tuple[Family, ...] = (
     aten_addition.FAMILY,
     cpp_gemv.FAMILY,
     cpp_epilogue.FAMILY,
+    library_halves.FAMILY,
     cpp_rows.FAMILY,
     cpp_pointwise.FAMILY,
 )

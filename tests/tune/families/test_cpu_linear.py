@@ -2,10 +2,11 @@ import pytest
 from family_runs import built, compare, refusals
 from form_builder import random_inputs
 from matmul_forms import LINEAR_FORMS, gelu, plain
+from product_forms import linear
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.tune.candidate import Effort, Rejected
-from tune_model.tune.families import cpp_epilogue, mkl_linear, mkldnn_linear
+from tune_model.tune.families import cpp_epilogue, library_halves, mkl_linear, mkldnn_linear
 from tune_model.tune.machine.cpu import probe_cpu
 from tune_model.tune.target import CpuTarget
 
@@ -29,6 +30,19 @@ def test_as_aten(module: object, name: str) -> None:
         else:
             assert not refusals(made, other)
             compare(made, other, random_inputs(other, seed=3), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_projection_in_halves(dtype: str) -> None:
+    form, other = (linear(rows, 40, 72, dtype, tail="swiglu") for rows in (5, 9))
+    ((_, made),) = built(library_halves.FAMILY, form, TARGET)
+    assert [call.op for call in made.kernel.steps[:-1]] == 2 * ["aten.slice.Tensor", "aten.linear.default"]
+    assert made.kernel.layouts == ()
+    for one in (form, other):
+        assert not refusals(made, one)
+        compare(made, one, random_inputs(one), 1e-5 if dtype == "float32" else 2e-2)
+    refused = library_halves.FAMILY.accepts(Task(gelu(5), NumericRules()), TARGET)
+    assert isinstance(refused, Rejected)
 
 
 @pytest.mark.parametrize("name", ["gelu", "swiglu"])

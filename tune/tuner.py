@@ -118,10 +118,16 @@ class _Run:
         for task in all_tasks(plan):
             largest = max((sizes[site.program] for site in task.sites), default=0)
             self.contests.append(Contest(task, policy_for(shop.target, largest), shop))
+        self.own = {task.key for task in plan.tasks}
         self.order = sorted(self.contests, key=lambda c: -c.planned.weight * call_us(c.planned, shop.target))
+        self._put_rivals_last()
         self.steps = steps
         self.guard = Guard(plan, shop)
         self.whole: WholeProgram | None = None
+
+    def _put_rivals_last(self) -> None:
+        """Race what only another grouping has when everything else was: whatever ends the run costs that first."""
+        self.order.sort(key=lambda contest: contest.planned.key not in self.own)
 
     def run(self) -> Tuning:
         shop = self.shop
@@ -169,7 +175,10 @@ class _Run:
         finals = {
             contest.planned.key: _finalists(contest)
             for contest in self.contests
-            if contest.outcome is not None and not _finalists(contest)[0].doubtful and not contest.outcome.failed
+            if contest.outcome is not None
+            and contest.complete
+            and not contest.outcome.failed
+            and not _finalists(contest)[0].doubtful
         }
         self.plan = choose_grouping(self.plan, finals)
         by_key = {contest.planned.key: contest for contest in self.contests}
@@ -227,7 +236,7 @@ class _Run:
     def _survey(self) -> None:
         """With little time, know first where it is worth most: put the races in the order of weight x possible gain."""
         shop = self.shop
-        unknown = [contest for contest in self.order if contest.outcome is None and contest.extern_us is None]
+        unknown = [contest for contest in self.order if contest.outcome is None and contest.trials.extern_us is None]
         if survey_seconds(shop.target, len(unknown)) <= _SURVEY_PART * shop.budget.seconds:
             for contest in unknown:
                 if shop.out_of_time:
@@ -238,11 +247,12 @@ class _Run:
                     self.stopped = "interrupted"
                     break
         self.order.sort(key=lambda contest: -self._worth(contest))
+        self._put_rivals_last()
 
     def _worth(self, contest: Contest) -> float:
         """Return weight x possible gain; what is near its floor is worth little, but not nothing."""
         planned, target = contest.planned, self.shop.target
-        us = contest.extern_us or call_us(planned, target)
+        us = contest.trials.extern_us or call_us(planned, target)
         return planned.weight * max(us - floor_us(planned, target), _LEAST_GAIN * us)
 
     def _go_on(self) -> None:
@@ -259,7 +269,8 @@ class _Run:
                 self._race(index)
             if shop.measured == before:
                 break
-        unfinished = any(contest.outcome is None or not contest.complete for contest in self.contests)
+        own = [contest for contest in self.contests if contest.planned.key in self.own]
+        unfinished = any(contest.outcome is None or not contest.complete for contest in own)
         if unfinished and not self.stopped:
             self.stopped = "budget"
 
@@ -351,7 +362,7 @@ def _finalists(contest: Contest) -> tuple[Finalist, ...]:
     if contest.outcome is not None and contest.outcome.finalists:
         finalists = contest.outcome.finalists
         return finalists[:1] if finalists[0].doubtful else finalists
-    return (Finalist(contest.baseline, (), contest.extern_us or 0.0, 1.0, 1.0, 1.0, 1, unconditional=False),)
+    return (Finalist(contest.baseline, (), contest.trials.extern_us or 0.0, 1.0, 1.0, 1.0, 1, unconditional=False),)
 
 
 def _status(contest: Contest, winner: Finalist) -> str:

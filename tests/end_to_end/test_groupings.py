@@ -114,8 +114,10 @@ def test_times_decide_who_adds_residuals(
     assert adds(tuning) == {expected}
     assert tuning.plan.rivals == ()
     assert [choice.task for choice in tuning.choices] == [task.key for task in tuning.plan.tasks]
-    # What both groupings have in common was raced once.
+    # What both groupings have in common was raced once, and what only another one has when the rest was.
     opened = [key for kind, key in device.asked if kind == "open"]
+    own = {task.key for task in extraction.plan.tasks}
+    assert set(opened[: len(own)]) == own
     assert sorted(opened) == sorted(task.key for task in all_tasks(extraction.plan))
     assert tuning.plan.notes[-1].startswith("grouping chosen: ")
     again = tune(extraction, tmp_path, RecordedDevice({}))

@@ -52,7 +52,7 @@ class GraphPool:
     Attributes:
         lock: Held by one thread at a time.
         stream: Where graphs are captured; nothing else runs there.
-        handle: Of the memory, as `CUDAGraph.capture_begin` takes it.
+        handle: Of the memory, as `CUDAGraph.capture_begin` takes it; another one after a capture that could not end.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -86,7 +86,7 @@ class GraphPool:
             The graph, and what `work` returned.
 
         Raises:
-            Exception: What `work` or `warm_up` raised; nothing is captured then, and the pool is as it was.
+            Exception: What `work` or `warm_up` raised; nothing is captured then, and the next capture may follow.
         """
         current = torch.cuda.current_stream(self.stream.device)
         self.wait(current)
@@ -109,12 +109,20 @@ class GraphPool:
             made = work()
         except BaseException as error:
             try:
-                graph.capture_end()  # or the stream would go on capturing
+                self._end(graph)  # or the stream would go on capturing
             except RuntimeError as second:  # what went wrong has ended it already
                 error.add_note(f"the capture ended with: {second}")
             raise
-        graph.capture_end()
+        self._end(graph)
         return made
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # torch's allocator goes on taking this memory for that of a capture, and would refuse the next one.
+            self.handle = torch.cuda.graph_pool_handle()
+            raise
 
 
 class _Captured(NamedTuple):

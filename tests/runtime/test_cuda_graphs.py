@@ -87,7 +87,27 @@ def test_wrong_inputs_are_refused_before_and_after_capture():
             run.run({"x": x, "y": x})
         with pytest.raises(InputError, match="missing"):
             run.run({})
+        with pytest.raises(InputError, match="is on cpu; expected cuda:0"):
+            run.run({"x": x.cpu()})
         check(run.run({"x": x})["out"], x)
+
+
+def test_a_capture_that_fails_says_why_and_the_next_one_works():
+    run = executor()
+    pool, x = GraphPool(run.device), torch.randn(3, 4, 8, device="cuda")
+
+    def work() -> torch.Tensor:
+        made = run.run({"x": x})["out"]
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError("not in a capture")
+        return made
+
+    with pytest.raises(ValueError, match="not in a capture"):
+        pool.capture(work)
+    graph, out = pool.capture(lambda: run.run({"x": x})["out"])
+    x.add_(1)
+    graph.replay()
+    check(out, x)
 
 
 def test_inputs_with_odd_strides_are_replayed_right():

@@ -75,7 +75,7 @@ class FakeCuda:
             "Stream": lambda device=None: FakeStream(self, device),
             "Event": FakeEvent,
             "CUDAGraph": lambda: FakeGraph(self),
-            "graph_pool_handle": lambda: (0, 1),
+            "graph_pool_handle": lambda: (0, next(self.numbers)),
             "current_stream": lambda device=None: self.current,
             "stream": self.on,
             "device": lambda device: nullcontext(),

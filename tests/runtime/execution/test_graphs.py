@@ -123,11 +123,13 @@ def test_what_the_work_raises_is_raised_and_streams_are_in_order(cuda: FakeCuda,
             raise ValueError("not in a capture")
 
     for fails in (None, lost):
+        handle = pool.handle
         monkeypatch.setattr("fake_cuda.FakeGraph.fails", fails)
         with pytest.raises(ValueError, match="not in a capture") as caught:
             pool.capture(broken)
         assert getattr(caught.value, "__notes__", []) == ([] if fails is None else [f"the capture ended with: {lost}"])
         assert cuda.capture is None
+        assert (pool.handle == handle) == (fails is None)  # memory of a capture that never ends
         assert cuda.log[-1] == ("wait", cuda.current.cuda_stream, pool.stream.cuda_stream)
     monkeypatch.setattr("fake_cuda.FakeGraph.fails", None)
     pool.capture(lambda: None)

@@ -14,14 +14,24 @@ __all__ = ["KVCache", "fixed_sizes"]
 
 
 class KVCache:
-    """Memory for a program's cache inputs.
+    """Memory for a program's cache inputs: for each one tensor of (rows, *fixed sizes), the second of which is slots.
 
-    Zeros at first: attention reads slots that nobody sees and needs them finite.
+    Zeros at first: attention reads slots that nobody sees and needs them finite. The memory never moves, so graphs are
+    captured over it where it lies; it is freed with its owner: a scheduler, a single call, or an attached model, which
+    lends it to one cache object after another. Whoever works on it from another stream than the last owner's waits for
+    that stream first, and says so to `record_stream`.
 
     Args:
         program: Whose cache inputs to allocate; their first dim is the row, the others are fixed.
         rows: Sequences that fit.
         device: Where.
+
+    Attributes:
+        rows: As given.
+        max_length: Slots of a row.
+
+    Raises:
+        ProgramError: A size besides the rows is not fixed.
     """
 
     def __init__(self, program: Program, rows: int, device: torch.device) -> None:

@@ -231,7 +231,7 @@ class TunedModel:
         Nothing may run meanwhile; graphs and plans stay. Memory of a module that was given to `load` is not written to.
 
         Args:
-            weights: As for `load`; by default the module that was given then.
+            weights: As for `load`; by default the module that they came from last, if it was one.
 
         Raises:
             WeightError: They do not fit, or none were given and no module is there.

@@ -50,7 +50,7 @@ class Finalist(msgspec.Struct, frozen=True):
         candidate: The first of a final is the extern.
         layouts: The kernel's demands on weights, as in `Kernel.layouts`.
         median_us: In the final.
-        gain: Median of the paired ratios extern / candidate.
+        gain: Median of the paired ratios extern / candidate; above 1 the candidate is faster.
         gain_low: Lower end of their 95 % interval.
         gain_high: Upper end.
         complexity: Steps and workspaces of the kernel; of two equally fast ones the simpler wins.
@@ -88,7 +88,7 @@ class Confirmation(msgspec.Struct, frozen=True, tag="confirmation"):
         candidate: Which.
         median_us: Its time; 0 when it was not timed.
         baseline_us: The extern's in the same rounds.
-        gain: Median of the paired ratios extern / candidate.
+        gain: Median of the paired ratios extern / candidate; above 1 the candidate is faster.
         gain_low: Lower end of their 95 % interval.
         gain_high: Upper end.
         failed: Why it cannot be used at all; empty otherwise.

@@ -16,9 +16,43 @@ from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import FormKind
 from tune_model.tune.target import Target
 
-__all__ = ["ALL_KINDS", "TRANSIENT_REASONS", "Built", "Candidate", "Config", "Effort", "Family", "Rejected", "label"]
+__all__ = [
+    "ALL_KINDS",
+    "REASONS",
+    "TRANSIENT_REASONS",
+    "Built",
+    "Candidate",
+    "Config",
+    "Effort",
+    "Family",
+    "Rejected",
+    "label",
+]
 
 ALL_KINDS: Final[frozenset[FormKind]] = frozenset(get_args(FormKind))
+
+REASONS: Final = frozenset(
+    {
+        "unsupported",
+        "shared memory",
+        "registers",
+        "spills",
+        "compiler",
+        "timeout",
+        "crash",
+        "out of memory",
+        "launch",
+        "wrong",
+        "variant",
+        "stray write",
+        "processes",
+        "output",
+        "guard",
+        "layout",
+        "step",
+    }
+)
+"""Why a candidate may be out (docs/artifact.md says what each means); the last three are about finalists."""
 
 TRANSIENT_REASONS: Final = frozenset({"timeout", "crash", "out of memory"})
 """Of a `Rejected`: what a busy machine or a full memory may cause as well as the candidate. Such a failure costs a
@@ -65,8 +99,7 @@ class Rejected(msgspec.Struct, frozen=True):
     """Why a candidate is out: a kind to count by, and the numbers.
 
     Attributes:
-        reason: One of a few words: `unsupported`, `shared memory`, `spills`, `compiler`, `timeout`, `crash`, `wrong`,
-            `launch`, `variant`, `out of memory`, `stray write`, `processes`, `output`; of finalists `guard`, `layout`.
+        reason: One of `REASONS`; `abandoned`, which no record has, when the whole run had to end.
         detail: Seen and expected: `needs 245760 bytes, limit 232448`.
     """
 

@@ -3,7 +3,7 @@
 Types only.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -13,7 +13,12 @@ from tune_model.tune.candidate import Candidate, Rejected
 from tune_model.tune.records.facts import Trail
 from tune_model.tune.target import Target
 
-__all__ = ["Choice", "Measurement", "Tuning", "WholeStep"]
+__all__ = ["STATUSES", "Choice", "Measurement", "Tuning", "WholeStep"]
+
+STATUSES: Final = frozenset(
+    {"tuned", "no gain", "layout", "invariant", "disturbed", "unconfirmed", "not searched", "failed"}
+)
+"""How a task may end; `failed` goes on with a colon and why."""
 
 
 class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,11 +59,10 @@ class Choice(msgspec.Struct, frozen=True):
         gain_high: Upper end.
         measurements: In the order taken.
         rejections: Every candidate that was out, and why.
-        status: `tuned`; `no gain` (extern stays); `layout` (the winner is chosen for what its weight's layout gains
-            elsewhere); `invariant` (one configuration for every size, as the rules ask); `disturbed` (extern stays:
-            other processes kept the machine too busy to decide);
-            `unconfirmed` (extern stays: the run ended before the winner was measured again); `not searched` (budget);
-            or `failed: ...`.
+        status: One of `STATUSES`: `tuned`; `no gain` (extern stays); `layout` (the winner is chosen for what its
+            weight's layout gains elsewhere); `invariant` (one configuration for every size, as the rules ask);
+            `disturbed` (extern stays: other processes kept the machine too busy to decide); `unconfirmed` (extern
+            stays: the run ended before the winner was measured again); `not searched` (budget); or `failed: ...`.
         trails: Footprints of every coordinate descent, by family.
     """
 

@@ -16,7 +16,8 @@ class TuneOptions(msgspec.Struct, frozen=True):
         records_path: The records database (SQLite); made if it does not exist.
         kernels_path: Folder of the store of built kernels; made if it does not exist.
         effort: How much of the space is searched.
-        budget_s: Seconds after which no new race starts; `None` for no limit.
+        budget_s: Seconds that all measuring may take; when they are over, races in flight end with what they have, and
+            what was not searched keeps the baseline. `None` for no limit.
         seed: Of the random inputs and the order of measurements.
         recheck: Measure everything again instead of believing the records.
         build_workers: Build processes.

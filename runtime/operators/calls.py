@@ -1,6 +1,6 @@
 """Calls of torch functions as their operators' schemas have them, with rows collapsed: what single operators are.
 
-Linear layers, products, norms, softmax, attention. Which kernel answers a call is in `operator_replay`.
+Linear layers, products, norms, softmax, attention. Which kernel answers a call is in `replay`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

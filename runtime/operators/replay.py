@@ -1,4 +1,4 @@
-"""Replay tuned kernels for single operators inside somebody else's code: see `operator_calls` for which.
+"""Replay tuned kernels for single operators inside somebody else's code: see `calls` for which.
 
 A torch function mode sees the calls. A call is answered when the artifact has a form that is just this operator, at
 sizes and strides that fit, and a kernel that is legal for them; all others run as they would, and every outcome is

@@ -66,7 +66,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     from tune_model.package.read import open_artifact
     from tune_model.package.replan import plan_of
     from tune_model.pipeline.console import console
-    from tune_model.pipeline.environment import read_environment
+    from tune_model.pipeline.environment import read_environment, unset_spinning
     from tune_model.pipeline.progress import make_report
     from tune_model.pipeline.store import check_store
     from tune_model.pipeline.tuning import finish, tune_options
@@ -74,6 +74,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     from tune_model.tune.machine.probe import probe_target
     from tune_model.tune.tuner import tune
 
+    unset_spinning()
     artifact = open_artifact(artifact_path, part)
     place = output or f"{artifact.manifest.name}.retuned.tuned"
     check_output(place)

@@ -73,13 +73,14 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     from tune_model.pipeline.config import load_config
     from tune_model.pipeline.console import console
     from tune_model.pipeline.demand import sizes_to_add
-    from tune_model.pipeline.environment import read_environment
+    from tune_model.pipeline.environment import read_environment, unset_spinning
     from tune_model.pipeline.extraction import extract_configured
     from tune_model.pipeline.progress import make_report
     from tune_model.pipeline.store import check_store
     from tune_model.pipeline.tuning import finish, tune_options
     from tune_model.tune.tuner import tune
 
+    unset_spinning()
     if store_path == "":
         raise click.BadParameter("is empty; expected a folder", param_hint="--records")
     texts = overrides if budget is None else (*overrides, f"search.budget={budget}")

@@ -12,6 +12,7 @@ import pytest
 from record_writer import count_rescued, timing, write_many
 
 from tune_model.tune.candidate import Candidate
+from tune_model.tune.records import salvage as salvage_module
 from tune_model.tune.records.database import Finalist, Outcome, Records, RecordsError, Row, _set_aside
 from tune_model.tune.records.salvage import salvage
 from tune_model.tune.records.storage import exclusive, network_file_system
@@ -71,6 +72,21 @@ def test_a_sound_database_is_read_page_by_page_as_sqlite_reads_it(path: Path):
     assert [(r.key, r.task) for r in found] == [(r.key, r.task) for r in expected]
     assert len(found) == COUNT + 3
     assert any(len(r.body) > 4096 for r in found)
+
+
+def test_the_pages_are_put_together_once_and_not_for_every_large_row(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each row with an overflow page copied the table of all pages: quadratic in the size of the database."""
+    tables: list[object] = []
+    read = salvage_module._row
+
+    def note(cell, pages, usable):  # type: ignore[no-untyped-def]
+        tables.extend([pages] if cell.overflow else [])
+        return read(cell, pages, usable)
+
+    monkeypatch.setattr(salvage_module, "_row", note)
+    assert len(list(salvage(path))) == COUNT + 3
+    assert len(tables) == 3
+    assert len({id(table) for table in tables}) == 1
 
 
 DAMAGE: dict[str, tuple[Callable[[bytearray], bytes | bytearray], int]] = {

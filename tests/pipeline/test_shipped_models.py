@@ -52,3 +52,27 @@ def test_inputs_follow_the_models_type(name, types):
 
     request = make_request(load_config(name, ("dtype=float32",)).config, Path())
     assert [entry.dtype for entry in request.inputs] == types
+
+
+@pytest.mark.parametrize(("name", "phases"), [("llama-3-8b.yaml", 2), ("qwen3-8b.yaml", 2), ("bert-base.yaml", 1)])
+def test_a_layer_is_at_most_nine_regions(name, phases):
+    """Of the public models' own dimensions, and with what competes at effort thorough still fewer or as many."""
+    from pathlib import Path
+
+    from tune_model.extract.plan import extract
+    from tune_model.extract.regions.group import Grouping
+    from tune_model.pipeline.request import make_request
+    from tune_model.runtime.program import Apply
+
+    def regions(layers):
+        config = load_config(name, (f"model.config.num_hidden_layers={layers}",)).config
+        plan = extract(make_request(config, Path()), check=False, widest=Grouping(True, True)).plan
+        groupings = (plan, *(rival.plan for rival in plan.rivals))
+        return [[sum(isinstance(s, Apply) for s in p.steps) for p in plan.programs] for plan in groupings]
+
+    layer = [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(regions(1), regions(2), strict=True)]
+    assert {len(programs) for programs in layer} == {phases}
+    usual, *others = layer
+    assert usual == {"llama-3-8b.yaml": [8, 8], "qwen3-8b.yaml": [9, 9], "bert-base.yaml": [7]}[name]
+    assert others
+    assert all(count <= 9 for programs in others for count in programs)

@@ -149,10 +149,10 @@ def _measure(bench: Bench, subject: Subject, contest: Contest, tunings: Sequence
 def _race(contest: Contest) -> dict[Candidate, float]:
     """Time every candidate that builds and is right; none is dropped for being slow."""
     times: dict[Candidate, float] = {}
-    if contest.time(contest.baseline, 0) is None:
+    if contest.trials.time(contest.baseline, 0) is None:
         raise UnraceableError("the extern cannot be timed")
     for candidate in contest.builds.as_ready(contest.candidates):
-        time_us = contest.time(candidate, 0)
+        time_us = contest.trials.time(candidate, 0)
         if time_us is not None:
             times[candidate] = time_us
     if contest.shop.out_of_time:

@@ -224,7 +224,9 @@ class Guard:
 
     def _look(self, contest: Contest, baseline: Entry, winner: Entry) -> Confirmation | Rejected | _Failed:
         device = self.shop.device
-        opened = device.open(Bench(contest.planned.task, contest.policy, baseline[1], contest.seed ^ _OTHER_INPUTS))
+        opened = device.open(
+            Bench(contest.planned.task, contest.policy, baseline[1], contest.trials.seed ^ _OTHER_INPUTS)
+        )
         if isinstance(opened, Rejected):
             return opened
         try:
@@ -238,8 +240,8 @@ class Guard:
                 return times[0]
             if isinstance(times[1], Rejected):
                 return _Failed(times[1])
-            contest.write_guard(baseline[0], times[0], opened.error)
-            contest.write_guard(winner[0], times[1], checked.error)
+            contest.trials.write_guard(baseline[0], times[0], opened.error)
+            contest.trials.write_guard(winner[0], times[1], checked.error)
             return _confirmation(winner[0], times[0], times[1])
         finally:
             device.finish()
@@ -262,7 +264,9 @@ class Guard:
         """Take a candidate that is wrong, or fails, out of all races and of what their finals found."""
         if rejected.reason == "abandoned":
             return rejected
-        contest.refuse(candidate, Rejected(rejected.reason, f"{rejected.detail} (after it had won, on other inputs)"))
+        contest.trials.refuse(
+            candidate, Rejected(rejected.reason, f"{rejected.detail} (after it had won, on other inputs)")
+        )
         return Confirmation(candidate, failed=f"{rejected.reason}: {rejected.detail}")
 
 

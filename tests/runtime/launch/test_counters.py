@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from tune_model.runtime.execution.graphs import GraphPool
 from tune_model.runtime.execution.invoke import PreparedStep
 from tune_model.runtime.execution.layout import Layout
+from tune_model.runtime.launch import counters
 from tune_model.runtime.launch.counters import GraphCounters, LentCounters, prepare_counters
+from tune_model.runtime.launch.cuda_driver import Driver, DriverError
 
 CPU = torch.device("cpu")
 LAYOUT = Layout(torch.int32, (4,), (1,))
@@ -27,10 +30,10 @@ class Kernel:
     def __call__(self) -> Tensor:
         slots: list[Tensor | None] = [None]
         self.step(slots)
-        (counters,) = slots
-        assert counters is not None
-        assert counters.tolist() == [0, 0, 0, 0]
-        return counters
+        (found,) = slots
+        assert found is not None
+        assert found.tolist() == [0, 0, 0, 0]
+        return found
 
 
 @pytest.fixture
@@ -69,23 +72,22 @@ def test_graphs_own_their_counters_when_the_plan_is_gone(cuda: FakeCuda, zeroed_
     kernel = Kernel(cuda)
     made = [pool.capture(kernel) for _ in range(3)]
     graphs = [graph for graph, _ in made]
-    counters = [weakref.ref(tensor) for _, tensor in made]
-    assert len({id(ref()) for ref in counters}) == 3
-    assert all(ref() is not kernel() for ref in counters)
+    owned = [weakref.ref(tensor) for _, tensor in made]
+    assert len({id(ref()) for ref in owned}) == 3
+    assert all(ref() is not kernel() for ref in owned)
     del made, kernel
     gc.collect()
-    assert all(ref() is not None for ref in counters)
+    assert all(ref() is not None for ref in owned)
     assert zeroed_in_captures == []  # the second capture of a plan, too
     del graphs[1]
     gc.collect()
-    assert [ref() is None for ref in counters] == [False, True, False]
+    assert [ref() is None for ref in owned] == [False, True, False]
 
 
 def test_a_plan_that_is_made_again_between_warm_up_and_capture_is_another(cuda: FakeCuda):
     """Another thread may push a plan out at any moment. An address that is used again names no old counters."""
-    counters = GraphCounters()
     seen = []
-    with counters.collect():
+    with GraphCounters().collect():
         for _ in range(50):
             kernel = Kernel(cuda)
             seen.append(kernel())
@@ -141,6 +143,38 @@ def test_what_others_hold_has_an_end(cuda: FakeCuda):
         del first
     gc.collect()
     assert [ref() is not None for ref in kept] == [True, True, False, False]
+
+
+class FakeLibrary:
+    """Of libcuda, the one function that tells captures."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.code = 0
+
+    def cuStreamGetCaptureInfo(self, stream: Any, status: Any, number: Any) -> int:  # noqa: N802 (libcuda's name)
+        assert stream.value == self.cuda.current.cuda_stream
+        if self.cuda.capture is not None:
+            status._obj.value, number._obj.value = 1, self.cuda.capture
+        return self.code
+
+    def cuGetErrorName(self, code: int, name: Any) -> int:  # noqa: N802
+        return 1
+
+
+def test_the_driver_is_asked_which_capture_a_stream_is_in(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
+    library = FakeLibrary(cuda)
+    driver = Driver(library, lambda index: cuda.current.cuda_stream if index == 0 else -1)
+    monkeypatch.setattr(counters, "open_driver", lambda: driver)
+    streams = counters._cuda_streams(torch.device("cuda", 0))
+    assert streams.capture(streams.current()) is None
+    with cuda.capturing():
+        assert streams.capture(streams.current()) == cuda.capture
+    streams.wait()
+    assert cuda.log == [("synchronize", cuda.current.cuda_stream)]
+    library.code = 900
+    with pytest.raises(DriverError, match="cuStreamGetCaptureInfo: CUDA error 900"):
+        streams.capture(streams.current())
 
 
 def test_on_a_cpu_every_call_gets_zeros():

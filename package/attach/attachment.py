@@ -6,8 +6,7 @@ import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tune_model.extract.request import TransformersSource
@@ -56,7 +55,6 @@ class Attachment:
         self._strict = strict
         self._lock = threading.Lock()
         self._answered = 0
-        self._suspended = 0
         self._unmatched: Counter[str] = Counter()
         self._original: Callable[..., Any] = module.forward
 
@@ -69,7 +67,7 @@ class Attachment:
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         import torch
 
-        if self._suspended or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return self._original(*args, **kwargs)
         try:
             self.tuned.check_weights()
@@ -93,17 +91,6 @@ class Attachment:
         """Return why calls ran the original instead, and how often."""
         with self._lock:
             return dict(self._unmatched.most_common())
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Run the original for a while, uncounted, in all threads: to compare."""
-        with self._lock:
-            self._suspended += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._suspended -= 1
 
     def detach(self) -> None:
         """Give the module its own `forward` back. Parameters stay where they are."""

@@ -29,7 +29,6 @@ class ForwardCalls:
         self._module = module
         self._tuned = tuned
         self._signature = signature
-        self._named = named
         self._program = tuned.programs["forward"]
         self._inputs = [item.name for item in self._program.inputs]
         names = [output.name for output in self._program.outputs]

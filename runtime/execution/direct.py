@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C import _nn
 
-__all__ = ["direct_binding", "direct_operators"]
+__all__ = ["direct_binding"]
 
 # Each with the keyword arguments that it takes under the schema's names.
 _BINDINGS: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {
@@ -50,11 +50,6 @@ _BINDINGS: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {
         ("aten.where.self", torch.where, ""),
     )
 }
-
-
-def direct_operators() -> tuple[str, ...]:
-    """Return the operators that have a direct binding."""
-    return tuple(_BINDINGS)
 
 
 def direct_binding(op: str, keywords: frozenset[str]) -> Callable[..., Any] | None:

@@ -77,7 +77,6 @@ class BoundWeights:
     ) -> None:
         self._programs = tuple(programs)
         self._device = device
-        self._share = share
         self._module = weakref.ref(source) if isinstance(source, nn.Module) else None
         self._kept: list[_Kept] = []
         self._origins: list[_Origin] = []

@@ -98,25 +98,3 @@ def minimum(a, b):
 def multiply(a, b):
     """Multiply; combines the parts of a product reduction."""
     return a * b
-
-
-@triton.jit
-def first_largest(value_a, index_a, value_b, index_b):
-    """Combine two (value, position) pairs to the larger value's, the first of equals; NaN is largest."""
-    nan_a = value_a != value_a
-    nan_b = value_b != value_b
-    better = (value_a > value_b) | (nan_a & (nan_b == 0))
-    equal = (value_a == value_b) | (nan_a & nan_b)
-    take_a = better | (equal & (index_a < index_b))
-    return tl.where(take_a, value_a, value_b), tl.where(take_a, index_a, index_b)
-
-
-@triton.jit
-def first_smallest(value_a, index_a, value_b, index_b):
-    """Combine two (value, position) pairs to the smaller value's, the first of equals; NaN is smallest."""
-    nan_a = value_a != value_a
-    nan_b = value_b != value_b
-    better = (value_a < value_b) | (nan_a & (nan_b == 0))
-    equal = (value_a == value_b) | (nan_a & nan_b)
-    take_a = better | (equal & (index_a < index_b))
-    return tl.where(take_a, value_a, value_b), tl.where(take_a, index_a, index_b)

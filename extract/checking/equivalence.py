@@ -164,17 +164,26 @@ def _small_model(source: TransformersSource, config: Any, task: str) -> tuple[An
 
 def _runs(model: torch.nn.Module) -> bool:
     """Whether the sizes of a shrunk configuration fit together."""
-    if (
-        getattr(model, "main_input_name", "") != "input_ids"
-        or "decoder_input_ids" in signature(model.forward).parameters
-    ):
+    given = _some_input(model)
+    if given is None:
         return True
     try:
         with torch.no_grad():
-            model(input_ids=torch.zeros(1, 5, dtype=torch.int64), **forward_settings(model))
+            model(**given, **forward_settings(model))
     except Exception:  # noqa: BLE001 -- any failure says the same
         return False
     return True
+
+
+def _some_input(model: torch.nn.Module) -> dict[str, torch.Tensor] | None:
+    """Return an input that any model of words or of pictures takes; `None` for others."""
+    config: Any = getattr(model, "config", None)
+    match getattr(model, "main_input_name", ""):
+        case "input_ids" if "decoder_input_ids" not in signature(model.forward).parameters:
+            return {"input_ids": torch.zeros(1, 5, dtype=torch.int64)}
+        case "pixel_values" if isinstance(size := getattr(config, "image_size", None), int):
+            return {"pixel_values": torch.zeros(1, int(getattr(config, "num_channels", 3)), size, size)}
+    return None
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
@@ -190,6 +199,8 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
             if id(parameter) in seen:
                 continue
             seen.add(id(parameter))
+            if parameter.numel() == 0:
+                continue
             if parameter.dim() > 1:
                 parameter.copy_(normal(parameter) * parameter[0].numel() ** -0.5)
             else:

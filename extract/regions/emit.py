@@ -135,7 +135,7 @@ class Emitter:
             if (
                 runs - {at} != others
                 or (wants is not None and at not in runs)
-                or min(others | {at}) != min(runs | {at})
+                or min(others | {at}) != min(runs, default=self._loops.count)
             ):
                 pieces.append(Ref(self._widened(name, others | ({at} if wants is not None else frozenset()), at)))
             else:

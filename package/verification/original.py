@@ -19,6 +19,7 @@ from tune_model.extract.tracing.build import (
     torch_dtype,
 )
 from tune_model.extract.tracing.exported import ExportedModule, load_exported
+from tune_model.extract.tracing.front_end import UnknownAttentionError
 from tune_model.package.read import Artifact
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.weights.checkpoint import WeightSource, open_checkpoint
@@ -79,10 +80,17 @@ def _transformers(
 ) -> nn.Module:
     config = load_config(source)
     if weights is None:
-        module = build_transformers(source, config, request.task, request.dtype, "sdpa")
-        return _randomise(module, device)
+        return _randomise(_without_memory(request, source, config), device)
     with _quiet_transformers():
         return _load_transformers(request, source, config, weights).to(device).eval()
+
+
+def _without_memory(request: Request, source: TransformersSource, config: Any) -> nn.Module:
+    """Build it with torch's attention, or with its own where it takes no other (MPNet)."""
+    try:
+        return build_transformers(source, config, request.task, request.dtype, "sdpa")
+    except UnknownAttentionError:
+        return build_transformers(source, config, request.task, request.dtype, "eager")
 
 
 @contextmanager
@@ -101,13 +109,16 @@ def _quiet_transformers() -> Iterator[None]:
 
 def _load_transformers(request: Request, source: TransformersSource, config: Any, weights: Stored) -> nn.Module:
     cls = model_class(source, config, request.task)
-    options: dict[str, Any] = {"dtype": torch_dtype(request.dtype), "attn_implementation": "sdpa"}
-    if isinstance(weights, str | Path) and (Path(weights) / "config.json").is_file():
-        return cls.from_pretrained(str(weights), local_files_only=True, **options)  # type: ignore[no-any-return]
     # transformers knows the older names of its checkpoints, and a state dict goes through the same conversion; but only
     # for a model's own class, which building it (without memory) tells.
-    own: Any = type(build_transformers(source, config, request.task, request.dtype, "sdpa"))
-    return own.from_pretrained(None, config=config, state_dict=_tensors(weights), **options)  # type: ignore[no-any-return]
+    built: Any = _without_memory(request, source, config)
+    options: dict[str, Any] = {
+        "dtype": torch_dtype(request.dtype),
+        "attn_implementation": built.config._attn_implementation,
+    }
+    if isinstance(weights, str | Path) and (Path(weights) / "config.json").is_file():
+        return cls.from_pretrained(str(weights), local_files_only=True, **options)  # type: ignore[no-any-return]
+    return type(built).from_pretrained(None, config=config, state_dict=_tensors(weights), **options)  # type: ignore[no-any-return]
 
 
 def _tensors(weights: Stored) -> dict[str, Tensor]:
@@ -166,7 +177,7 @@ def _numbers(name: str, like: Tensor, device: torch.device) -> Tensor:
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
     generator = torch.Generator(device).manual_seed(seed)
     if like.dim() > 1:
-        scale = like[0].numel() ** -0.5
+        scale = max(like[0].numel(), 1) ** -0.5  # some have no elements, such as no register tokens
         return torch.empty(like.shape, dtype=like.dtype, device=device).normal_(0.0, scale, generator=generator)
     tensor = torch.empty(like.shape, dtype=torch.float32, device=device).normal_(0.0, 0.1, generator=generator)
     return (tensor + (1.0 if name.endswith("weight") else 0.0)).to(like.dtype)

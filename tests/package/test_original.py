@@ -36,6 +36,25 @@ def request(source: ModelSource) -> Request:
     return Request(source, "float32", "encoder", (Phase("forward", {"batch": (1,), "sequence": (4,)}),))
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_a_model_that_takes_no_other_attention_is_built_with_its_own(given):
+    """MPNet was refused: it keeps its own attention, which the tracer knew and this did not."""
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    source = TransformersSource(config={"model_type": "mpnet", "vocab_size": 64, **small})
+    first = build_original(request(source), None, torch.device("cpu"))
+    model = build_original(request(source), first.state_dict(), torch.device("cpu")) if given else first
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
+    assert model.config._attn_implementation == "eager"
+
+
+def test_weights_without_elements_stay_without():
+    """DINOv3 has a weight for its register tokens even when it has none."""
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    source = TransformersSource(config={"model_type": "dinov3_vit", "image_size": 32, **small})
+    model = build_original(request(source), None, torch.device("cpu"))
+    assert sum(p.numel() == 0 for p in model.parameters()) == 1
+
+
 @pytest.mark.parametrize("kind", ["folder", "file", "tensors"])
 def test_a_model_is_built_with_its_weights_and_in_silence(saved, capfd, kind):
     """transformers used to draw `Loading weights: 100%` bars into logs."""

@@ -1,9 +1,10 @@
 import msgspec
 import pytest
+import torch
 import transformers
 from small_models import DECODERS, SIZES, WHISPER, decoder, forward, inputs
 
-from tune_model.extract.checking.equivalence import EquivalenceError, check_equivalence
+from tune_model.extract.checking.equivalence import EquivalenceError, check_equivalence, randomise
 from tune_model.extract.plan import lower
 from tune_model.extract.request import FactorySource, ModelInput, Phase, Request
 from tune_model.extract.tracing.front_end import Trace
@@ -57,6 +58,23 @@ def test_a_full_size_configuration_is_shrunk():
 )
 def test_single_passes_give_the_model_s_outputs(request_):
     assert check_equivalence(request_, raw)
+
+
+def test_a_small_copy_that_does_not_run_is_not_used():
+    """Swin builds with a picture too small for its windows and fails when it runs."""
+    swin = {"model_type": "swin", "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1], "num_heads": [2]}
+    request = forward({**swin, "window_size": 8}, architecture="SwinModel", batch=(1, 2))
+    pixels = ModelInput("pixel_values", ("batch", 3, 32, 32), "float32")
+    assert check_equivalence(msgspec.structs.replace(request, inputs=(pixels,)), raw)
+
+
+def test_weights_without_elements_are_left_alone():
+    """DINOv3 has a weight for its register tokens even when it has none."""
+    module = torch.nn.Module()
+    module.register_tokens = torch.nn.Parameter(torch.zeros(1, 0, 4))
+    module.weight = torch.nn.Parameter(torch.zeros(3, 4))
+    randomise(module)
+    assert module.weight.count_nonzero() == 12
 
 
 def test_a_factory_s_module_gives_its_outputs():

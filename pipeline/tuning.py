@@ -23,7 +23,7 @@ _COMPLETE: Final = frozenset({"tuned", "no gain", "layout", "disturbed"})
 
 
 def tune_options(config: "Config", store: Path, *, recheck: bool) -> "TuneOptions":
-    """Return how to tune: as the configuration says, with all processors building.
+    """Return how to tune: as the configuration says, with all processors building that this process may use.
 
     Args:
         config: Effort, budget and seed.
@@ -40,7 +40,7 @@ def tune_options(config: "Config", store: Path, *, recheck: bool) -> "TuneOption
         records_path=records_path(store),
         kernels_path=kernels_path(store),
         recheck=recheck,
-        build_workers=os.cpu_count() or 1,
+        build_workers=len(os.sched_getaffinity(0)),
     )
 
 

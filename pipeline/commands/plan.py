@@ -63,7 +63,7 @@ def plan_cost(plan: "Plan", target: "Target", effort: str) -> "Estimate":
     from tune_model.tune.estimate import estimate
     from tune_model.tune.families import families_for
 
-    return estimate(plan, target, families_for(target), Effort(effort), os.cpu_count() or 1)
+    return estimate(plan, target, families_for(target), Effort(effort), len(os.sched_getaffinity(0)))
 
 
 def as_document(plan: "Plan", target: "Target", cost: "Estimate") -> dict[str, Any]:
@@ -145,7 +145,7 @@ def print_plan(plan: "Plan", target: "Target", cost: "Estimate", title: str) -> 
             skipped.add_row(entry.program, entry.op, str(entry.count), entry.reason)
         out.print(skipped)
     out.print(
-        f"about {cost.seconds:.0f} s to tune for {target.name} with {os.cpu_count() or 1} processors building",
+        f"about {cost.seconds:.0f} s to tune for {target.name} with {len(os.sched_getaffinity(0))} processors building",
         markup=False,
     )
     for note in plan.notes:

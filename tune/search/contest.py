@@ -21,7 +21,7 @@ from tune_model.tune.search.final import hold_final
 from tune_model.tune.search.invariance import refuse_variant
 from tune_model.tune.search.race import RaceRules, race
 from tune_model.tune.search.refinement import Refinement
-from tune_model.tune.search.trials import GUARD_RUNG, Trials, UnmeasurableError
+from tune_model.tune.search.trials import CLIMB_RUNG, GUARD_RUNG, Trials, UnmeasurableError
 from tune_model.tune.workshop import AbandonedRaceError, Workshop
 
 __all__ = ["Contest"]
@@ -245,7 +245,8 @@ class Contest:
         times = {c: self.trials.times[c] for c in (self.baseline, *last) if c in self.trials.times}
         # Behind the builds of the races to come, a neighbourhood would be built one by one as it is asked for.
         announce = functools.partial(self.builds.request, urgent=True)
-        best, trails = self.refinement.climb(times, lambda c: self.trials.time(c, 1), announce)
+        # Where a climb begins is timed again: what the race saw of it met a cooler GPU than its neighbours do now.
+        best, trails = self.refinement.climb(times, lambda c: self.trials.time(c, CLIMB_RUNG), announce)
         if not self.shop.out_of_time:
             for trail in trails:
                 self.shop.records.add(self.key_of(trail.candidate), self.planned.key, trail)

@@ -67,7 +67,7 @@ class Refinement:
 
         Args:
             times: Microseconds of the extern and of the race's survivors.
-            time: Microseconds of a candidate, timed longer than at the start of a race; `None` when it is out.
+            time: Microseconds of a candidate, timed now and longer than at the start of a race; `None` when it is out.
             announce: Told which candidates will be asked for next.
 
         Returns:

@@ -17,11 +17,12 @@ from tune_model.tune.records.database import Refusal, Timing
 from tune_model.tune.records.identity import measurement_key
 from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
 
-__all__ = ["FINAL_RUNG", "GUARD_RUNG", "Trials", "UnmeasurableError", "mind_abandonment"]
+__all__ = ["CLIMB_RUNG", "FINAL_RUNG", "GUARD_RUNG", "Trials", "UnmeasurableError", "mind_abandonment"]
 
+CLIMB_RUNG = 50
 FINAL_RUNG = 100
 GUARD_RUNG = 200
-"""Finals and the guard's times are told from a race's rungs by these numbers in the records."""
+"""The times of climbs, finals and the guard are told from a race's rungs by these numbers in the records."""
 
 
 class UnmeasurableError(Exception):

@@ -1,11 +1,13 @@
 """The flat figures of all rows."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["summarise"]
 
 Row = Mapping[str, Any]
+
+_GAINS: Final = ("gains_compared", "gains_moved", "gains_compared_without", "gains_moved_without")
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -17,8 +19,10 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
         "kills": float(sum(row["row"].startswith("kill ") for row in kills)),
         "measurements_lost": float(sum(row.get("lost", 0) for row in (*kills, *_of(done, "sharing")))),
         "choices_beyond_noise": float(sum(row.get("beyond_noise", 0) for row in kills)),
+        "choices_undecided": float(sum(row.get("undecided", 0) for row in kills)),
         "hostile_kinds": float(len(hostile)),
         "hostile_unreported": float(sum(row["found"] != [row["expected"]] for row in hostile)),
+        **{key: float(sum(row.get(key, 0) for row in _of(done, "hostile"))) for key in _GAINS},
         "good_timings_moved": float(sum(row.get("moved", 0) for row in _of(done, "hostile"))),
         "orphans": float(sum(row.get("orphans", 0) for row in done)),
         "fuzzed_artifacts": _total(done, "fuzz-artifacts", "cases"),

@@ -31,8 +31,8 @@ class TuneStarted(msgspec.Struct, frozen=True, tag="tune started"):
         candidates: Over all tasks.
         replayed: Tasks whose outcome the records already hold.
         estimate_s: Expected seconds for the rest.
-        stale: Tasks among the rest with an outcome from before a driver, a library, the model of the machine or the code
-            that measures changed: only its finalists are timed again.
+        stale: Tasks among the rest with an outcome from before a driver, a library, the machine's model or the
+            measuring code changed: only its finalists are timed again.
     """
 
     tasks: int

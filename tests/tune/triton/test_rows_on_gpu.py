@@ -7,7 +7,7 @@ import torch
 from devices import current_cuda_target
 from form_builder import FormBuilder, random_inputs
 from nearness import assert_near
-from row_forms import argmax, gelu_chain, rms_norm, softmax
+from row_forms import argmax, gelu_chain, normal_rope, rms_norm, rope, softmax
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.execution.binding import bind_kernel
@@ -39,7 +39,7 @@ def check(family, form: Form, inputs: list[torch.Tensor] | None = None, most: in
             continue
         bound = bind_kernel(built.kernel, form, built.code, torch.device("cuda"))
         for _ in range(2):  # counters must be back at zero
-            results = [r.cpu() for r in bound([t.clone() for t in moved])]
+            results = [r.cpu() for r in bound(list(moved))]
             torch.cuda.synchronize()
             assert_near(form, inputs, results)
         ran += 1
@@ -104,6 +104,12 @@ def test_short_rows_and_chains():
     check(ROWS, softmax(3000, 100, "bfloat16"))
     check(POINTWISE, gelu_chain(300, 1000))
     check(POINTWISE, gelu_chain(7, 33))
+
+
+def test_halves_of_heads():
+    check(POINTWISE, rope(300, 40, 128))
+    check(POINTWISE, rope(7, 3, 80, "float32"))
+    check(ROWS, normal_rope(300, 8, 128))
 
 
 def test_a_vocabulary():

@@ -52,9 +52,48 @@ def test_the_example_in_the_configuration_page_is_one(repository: Path):
 
 def test_commands_shown_in_the_documentation_exist(repository: Path):
     """In code, `tune-model WORD` names a command or a configuration."""
-    for page in (repository / "README.md", *repository.rglob("docs/**/*.md"), repository / "Makefile"):
+    pages = (repository / "README.md", *repository.rglob("docs/**/*.md"), repository / "benchmarks" / "README.md")
+    for page in (*pages, repository / "Makefile"):
         for word in re.findall(r"(?m)(?:^    |`)tune-model +([a-z][\w.-]*)", page.read_text(encoding="utf-8")):
             assert word in COMMANDS or word.endswith(".yaml"), f"{page.name}: tune-model {word}"
+
+
+def options_of(name: str) -> set[str]:
+    command = command_of(name)
+    params = [p for one in (command, *getattr(command, "commands", {}).values()) for p in one.params]
+    return {option for p in params for option in (*p.opts, *p.secondary_opts)} | {"--help"}
+
+
+def test_options_shown_in_the_documentation_exist(repository: Path):
+    """Of every `tune-model` line: the options are those of its command, or of `tune` for a configuration."""
+    seen = 0
+    for page in (repository / "README.md", *repository.rglob("docs/**/*.md"), repository / "benchmarks" / "README.md"):
+        text = page.read_text(encoding="utf-8")
+        for line in re.findall(r"(?m)^    tune-model (.*)$|`tune-model ([^`]*)`", text):
+            words = "".join(line).partition(" #")[0].split("|")[0].split()
+            if not words or words[0].startswith("-"):
+                continue
+            name = words[0] if words[0] in COMMANDS else "tune"
+            options = {word.partition("=")[0] for word in words[1:] if re.fullmatch(r"--?[a-z][\w-]*(=.*)?", word)}
+            seen += len(options)
+            assert options <= options_of(name), f"{page.name}: tune-model {' '.join(words)}"
+    assert seen > 20
+
+
+SCRIPTS = re.compile(r"(?m)^    (?:PYTHONPATH=src )?python (benchmarks/\w+\.py|examples/\w+\.py)(.*)$")
+
+
+def test_scripts_shown_in_the_documentation_exist(repository: Path):
+    """Their options are named in them, or in what all benchmarks share."""
+    shared = (repository / "benchmarks" / "bench" / "command.py").read_text(encoding="utf-8")
+    seen = 0
+    for page in (repository / "README.md", *repository.rglob("docs/**/*.md"), repository / "benchmarks" / "README.md"):
+        for path, rest in SCRIPTS.findall(page.read_text(encoding="utf-8")):
+            source = (repository / path).read_text(encoding="utf-8") + shared
+            for option in re.findall(r"(?<!\S)--[a-z-]+", rest.partition(" #")[0]):
+                seen += 1
+                assert f'"{option}"' in source, f"{page.name}: {path} {option}"
+    assert seen > 10
 
 
 def test_readme_leads_to_every_page(repository: Path):

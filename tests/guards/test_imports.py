@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from sources import room_modules
+from sources import ROOT, room_modules
 
 ABSENT = ("triton", "transformers", "onnx", "torch._inductor")
 
@@ -32,6 +32,38 @@ assert "torch._dynamo" not in sys.modules, "torch._dynamo was imported"
 """
     done = run_without(ABSENT, code)
     assert done.returncode == 0, done.stderr
+
+
+LOAD = """
+import warnings
+import tune_model
+warnings.simplefilter("ignore")  # it was tuned on another machine
+tune_model.load({artifact!r}, device="cpu")
+rooms = [name for name in sys.modules if name.split(".")[0] == "tune_model" and name.count(".") > 1]
+print(*[name for name in rooms if name.split(".")[1] in {{"extract", "tune", "pipeline"}}])
+"""
+
+TYPES_OF_ARTIFACTS = {
+    "extract.request",
+    "extract.task",
+    "tune.candidate",
+    "tune.choice",
+    "tune.measuring",
+    "tune.measuring.nvml",
+    "tune.records",
+    "tune.records.facts",
+    "tune.search",
+    "tune.search.descent",
+    "tune.target",
+}
+
+
+def test_a_server_needs_only_what_the_documentation_says():
+    """torch, numpy and msgspec; of the other rooms the types that an artifact is stored in."""
+    other = ("click", "jinja2", "rich", "yaml", "safetensors", "cryptography", "fastapi")
+    done = run_without((*ABSENT, *other), LOAD.format(artifact=str(ROOT / "tests" / "data" / "schema-1.tuned")))
+    assert done.returncode == 0, done.stderr
+    assert {name.removeprefix("tune_model.") for name in done.stdout.split()} <= TYPES_OF_ARTIFACTS
 
 
 def test_importing_the_package_imports_no_torch():

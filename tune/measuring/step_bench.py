@@ -43,8 +43,8 @@ _LIMIT_S: Final = 300.0
 _SLICE_S: Final = 0.25
 """How often a wait looks whether the run has to end."""
 
-_SPIN_CYCLES: Final = 500_000
-"""Of a GPU's clock, about a quarter of a millisecond: it spins while the host launches a graph, so that a step's time
+_SPIN_CYCLES: Final = 1_000_000
+"""Of a GPU's clock, about half a millisecond: it spins while the host launches a graph, so that a step's time
 begins with the step."""
 
 _ROUNDS_S: Final = 0.6

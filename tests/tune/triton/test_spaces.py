@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from devices import cuda_target
 from product_forms import batched, linear
+from recorded_best import BEST
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.program import Form
@@ -54,33 +55,15 @@ def test_batched_and_float32_matmuls_have_enough_to_choose_from(dtype: str):
     assert len(list(candidates(linear(64, 1024, 1024, "float32"), Effort.THOROUGH))) >= 200
 
 
-GEMV = ("block_n", "block_k", "num_warps", "stages", "unroll")
-TILE = ("block_m", "block_n", "block_k", "group_m", "num_warps", "num_stages", "swap")
-LAUNCH = ("layout", "pdl", "prefetch")
-SPLIT = (*TILE, "split_k", "last_adds")
-
-# The best of all configurations that were timed on an H200 (Triton 3.6, 2026-11-30), where it is one of Triton's.
-RECORDED = (
-    ((1, 6144, 4096), "triton_gemv", GEMV, (1, 4096, 8, 3, 1, "plain", True, False)),
-    ((1, 4096, 14336), "triton_gemv", GEMV, (1, 128, 1, 1, 1, "plain", False, False)),
-    ((4, 4096, 4096), "triton_split_k", SPLIT, (16, 64, 128, 8, 4, 4, True, 4, True, "plain", True, True)),
-    ((8, 768, 3072), "triton_split_k", SPLIT, (16, 32, 128, 8, 2, 6, False, 8, True, "plain", True, True)),
-    ((16, 28672, 4096), "triton_matmul", TILE, (16, 128, 64, 8, 4, 3, True, "transposed", False, False)),
-    ((32, 8192, 1024), "triton_matmul", TILE, (32, 64, 128, 8, 4, 5, True, "transposed", True, False)),
-    ((64, 6144, 4096), "triton_matmul", TILE, (64, 64, 128, 8, 4, 6, True, "transposed", False, False)),
-)
-
-
-@pytest.mark.parametrize(("shape", "name", "parameters", "values"), RECORDED)
+@pytest.mark.parametrize(("shape", "best"), BEST.items())
 def test_the_best_of_a_recorded_exhaustive_race_is_in_the_list_or_a_short_climb_away(
-    shape: tuple[int, int, int], name: str, parameters: tuple[str, ...], values: tuple[object, ...]
+    shape: tuple[int, int, int], best: Candidate
 ):
-    best: Config = tuple(zip((*parameters, *LAUNCH), values, strict=True))  # type: ignore[arg-type]
-    task, family = Task(linear(*shape), NumericRules()), family_named(name)
+    task, family = Task(linear(*shape), NumericRules()), family_named(best.family)
     listed = set(family.configurations(task, HOPPER, Effort.BALANCED))
     space = list(dict.fromkeys(family.configurations(task, HOPPER, Effort.THOROUGH)))
-    assert best in space
-    reached, notches = {best}, 0
+    assert best.config in space
+    reached, notches = {best.config}, 0
     while reached.isdisjoint(listed):
         notches += 1
         reached |= {near for config in reached for near in neighbours(config, space)}

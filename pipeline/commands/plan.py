@@ -30,7 +30,7 @@ The model is traced without weights, so this needs neither a GPU nor memory for 
 @config_argument
 @set_option
 @effort_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: programs, tasks, skipped steps, notes.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: programs, tasks, rivals, skipped steps, notes.")
 def command(config_path: str, overrides: tuple[str, ...], effort: str | None, as_json: bool) -> None:
     """Trace, group and print."""
     from tune_model.pipeline.config import load_config
@@ -136,7 +136,8 @@ def print_plan(plan: "Plan", target: "Target", cost: "Estimate", title: str) -> 
         )
     out.print(table)
     for rival in document["rivals"]:
-        out.print(f"races too: {rival['what']} ({len(rival['tasks'])} tasks more)", markup=False)
+        more = f"{len(rival['tasks'])} task{'' if len(rival['tasks']) == 1 else 's'} more"
+        out.print(f"races too: {rival['what']} ({more})", markup=False)
     if plan.skipped:
         skipped = Table(title="not tuned (run as ATen calls)", title_justify="left")
         for name in ("program", "op", "count", "reason"):

@@ -29,3 +29,16 @@ def test_a_plan_shows_tasks_and_an_estimate(capsys):
     assert "regions of" in shown
     assert "to tune for" in shown
     assert "matmul 1x128x704" in shown
+    assert "races too" not in shown
+
+
+def test_effort_says_what_competes(capsys):
+    """At thorough decode has three other groupings and prefill one, together and alone."""
+    asked = ["plan", "tiny-llama.yaml", "--set", "target=cpu", *SMALL, "--effort"]
+    assert cli.run([*asked, "balanced"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "races too: decode: rotary embedding within the attention (1 task more)" in shown
+    assert cli.run([*asked, "thorough", "--json"]) == 0
+    rivals = json.loads(capsys.readouterr().out)["rivals"]
+    assert len(rivals) == 7
+    assert [label.rpartition(" + ")[2] for label in rivals[0]["tasks"]] == ["rotary embedding"]

@@ -98,7 +98,7 @@ def print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool)
 @click.option(
     "--version", is_flag=True, callback=print_version, expose_value=False, is_eager=True, help="Print the version."
 )
-@click.option("-v", "--verbose", count=True, help="Log what the rooms do (-vv: everything) to standard error.")
+@click.option("-v", "--verbose", count=True, help="Log to standard error what is being done (-vv: in detail).")
 @click.option("--traceback", is_flag=True, expose_value=False, help="Show where an error was raised.")
 def group(verbose: int) -> None:
     """Hold the options that go before the command's name; `run` acts on --traceback."""

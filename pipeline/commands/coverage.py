@@ -28,7 +28,7 @@ that is legal there (near); else the step's own operators (plain). Runs nothing.
 
 \b
   tune-model coverage llama-3-8b.tuned                             the grid it was tuned for
-  tune-model coverage llama-3-8b.tuned --config next.yaml --strict  before a deployment: exits 4 when something lacks
+  tune-model coverage llama-3-8b.tuned --config next.yaml --strict  before a deployment: exits 4 if a size lacks
   tune-model coverage llama-3-8b.tuned --misses coverage.json      what a server ran
   tune-model llama-3-8b.yaml --add-misses coverage.json            tune these sizes too
 """
@@ -46,7 +46,7 @@ class OtherModelError(TuneModelError):
 @click.option(
     "--misses", metavar="FILE", multiple=True, help="Ask for what a server ran: its coverage().save(FILE); repeatable."
 )
-@click.option("--strict", is_flag=True, help="Exit 4 when anything is not tuned at just its sizes.")
+@click.option("--strict", is_flag=True, help="Exit with 4 when anything is not tuned at exactly its sizes.")
 @click.option("--json", "as_json", is_flag=True, help="Print every size asked for as JSON.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     artifact_path: str,

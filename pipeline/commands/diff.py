@@ -24,7 +24,7 @@ own drift out; between machines, drivers or torch versions times are compared as
 
 \b
   tune-model diff old.tuned new.tuned
-  tune-model diff old.tuned new.tuned --fail-if-slower 3%      a release gate: exits 5 when it is
+  tune-model diff old.tuned new.tuned --fail-if-slower 3%      a release gate: exits 5 when it is slower
   tune-model diff old.tuned new.tuned --json | jq .slowdown
 
 --fail-if-slower looks at the weighted time of all tasks, and at every task with 1 % of it or more. Slower means that
@@ -48,7 +48,12 @@ def _limit(_ctx: click.Context, _parameter: click.Parameter, value: str | None) 
 @click.argument("new_path", metavar="NEW", callback=artifact_path)
 @part_option
 @click.option(
-    "--fail-if-slower", "limit", metavar="PERCENT", default=None, callback=_limit, help="Exit 5 if it is: 3%."
+    "--fail-if-slower",
+    "limit",
+    metavar="PERCENT",
+    default=None,
+    callback=_limit,
+    help="Exit with 5 when NEW is slower by more than this: 3%.",
 )
 @click.option("--all", "show_all", is_flag=True, help="List every task, not only those that changed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")

@@ -42,7 +42,10 @@ _FORMATS = ("html", "md", "json")
     "--bench", "bench_path", metavar="FILE", default=None, help="Add measured steps: what `bench --save` wrote."
 )
 @click.option(
-    "--misses", metavar="FILE", multiple=True, help="Add what servers asked for in vain: their coverage().save(FILE)."
+    "--misses",
+    metavar="FILE",
+    multiple=True,
+    help="Add the sizes that servers ran untuned, from their coverage().save(FILE).",
 )
 def command(
     artifact_path: str,

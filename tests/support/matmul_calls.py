@@ -101,6 +101,8 @@ def form_of(tail: str, dtype: str) -> Form:
         case "swiglu":
             gate, up = b.call("slice.Tensor", y, 1, 0, N), b.call("slice.Tensor", y, 1, N, 2 * N)
             form = b.form(b.call("mul.Tensor", b.call("silu.default", gate), up))
+        case "":
+            form = b.form(y)
         case _:
             form = b.form(b.call("gelu.default", y))
     free = tuple(_freed(p) for p in form.parameters)

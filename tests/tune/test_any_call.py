@@ -54,6 +54,18 @@ def test_on_a_cpu(family: str, tail: str, dtype: str):
     check_all(serve(family, form_of(tail, dtype), probe_cpu()))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_projection_in_parts_on_a_cpu(dtype: str):
+    check_all(serve("aten_parts", form_of("", dtype), probe_cpu()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["plain", "transposed"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_projection_in_parts_on_a_gpu(dtype: str, layout: str):
+    check_all(serve("aten_parts", form_of("", dtype), current_cuda_target(), {"layout": layout}))
+
+
 @pytest.mark.parametrize("offset", [1, 3])
 @pytest.mark.parametrize("family", ["aten", "cpp_gemv", "cpp_epilogue"])
 def test_weights_at_any_address_on_a_cpu(family: str, offset: int):

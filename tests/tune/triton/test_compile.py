@@ -351,6 +351,7 @@ def test_batches_and_halves_compile(arch: int):
     for form, name in (
         (batched(4, 32, 64, 64, "bfloat16"), "triton_matmul"),
         (batched(4, 1, 64, 64, "float16"), "triton_gemv"),
+        (batched(4, 16, 64, 2048, "bfloat16"), "triton_split_k"),
         (linear(16, 512, 256, tail="swiglu"), "library_halves"),
     ):
         task, target = Task(form, NumericRules()), cuda_target(arch)

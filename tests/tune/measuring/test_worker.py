@@ -21,7 +21,7 @@ def pair(name: str) -> tuple[Candidate, Built]:
 
 @pytest.fixture
 def worker() -> Iterator[DeviceWorker]:
-    worker = DeviceWorker(TARGET, factory=open_hostile, step_s=2.0)
+    worker = DeviceWorker(TARGET, factory=open_hostile, step_s=5.0)
     assert worker.open(BENCH) == Passed(0.001)
     yield worker
     worker.close()

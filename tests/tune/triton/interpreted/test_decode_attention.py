@@ -122,3 +122,20 @@ def test_heads_of_every_number_and_size_are_turned(sizes: dict[str, int], normal
 def test_turned_heads_in_float32_are_exact_to_float32():
     form = turned_form(batch=2, dtype="float32", head_dim=32)
     check_turned(form, {"splits": 3, "block_n": 16, **TILE}, 1e-6, [100, 3])
+
+
+def test_a_broken_head_breaks_no_other():
+    """NaN in one query head, and an infinity in another row's new key, reach what depends on them alone."""
+    form = turned_form(batch=3, heads=4, kv_heads=2, head_dim=32)
+    inputs = fill(form)
+    inputs[4] = torch.tensor([[9], [40], [70]])
+    inputs[2][0, 1, 0, 5] = float("nan")
+    inputs[2][2, 4, 0, 7] = float("inf")
+    expected = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])[0]
+    plan = FAMILY.plan(Task(form, NumericRules()), tuple({"splits": 2, "block_n": 32, **TILE}.items()))
+    assert not isinstance(plan, Rejected), plan
+    actual = interpret(plan, form, inputs)[0]
+    finite = torch.isfinite(expected)
+    assert finite.all(-1).sum() == 3 * 4 - 1 - 2
+    assert torch.equal(torch.isfinite(actual), finite)
+    assert relative_error(actual[finite], expected[finite]) < 2e-3

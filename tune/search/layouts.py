@@ -119,8 +119,13 @@ def _connect(plan: Plan) -> _Components:
 
 
 def _connect_program(program: Program, components: _Components) -> None:
-    """Join weights with the slots that read them; pin what an ATen call or the caller reads as it is."""
+    """Join weights with the slots that read them; pin what an ATen call or the caller reads as it is.
+
+    A form may read a weight's memory as another type: its transpose (GPT-2), or as a matrix of patches. A layout is
+    applied to the weight as the checkpoint has it, so these stay plain.
+    """
     nodes = {w.name: _node(w) for w in program.weights}
+    types = {w.name: w.type for w in program.weights}
     plain_readers = [output.value for output in program.outputs]
     for step in program.steps:
         if isinstance(step, Call):
@@ -130,7 +135,7 @@ def _connect_program(program: Program, components: _Components) -> None:
             slot = (step.form, parameter.name)
             if value in nodes:
                 components.join(slot, nodes[value])
-            if parameter.role != "weight" or value not in nodes or not _is_matrix(parameter):
+            if parameter.role != "weight" or types.get(value) != parameter.type or not _is_matrix(parameter):
                 components.pin(slot)
     for value in plain_readers:
         if value in nodes:

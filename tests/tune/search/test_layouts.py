@@ -164,6 +164,20 @@ def test_a_weight_that_an_aten_call_reads_anywhere_stays_plain():
     assert names(plan, [extern(), finalist("packed", 5.0, "mkldnn")]) == ["aten"]
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3, 1, 1)])
+def test_a_weight_that_is_read_as_another_type_stays_plain(shape: tuple[int, ...]):
+    """GPT-2 multiplies by the transpose of its weights: they were packed as they are and gave wrong numbers."""
+    plan = linear_plan(1)
+    (program,) = plan.programs
+    (weight,) = program.weights
+    read = program.forms[program.steps[0].form].parameters[1].type
+    other = msgspec.structs.replace(weight, type=msgspec.structs.replace(read, shape=shape))
+    changed = msgspec.structs.replace(plan, programs=(msgspec.structs.replace(program, weights=(other,)),))
+    finals = [extern(), finalist("packed", 5.0, "mkldnn"), finalist("plain", 9.0)]
+    assert names(plan, finals) == ["packed"]
+    assert names(changed, finals) == ["plain"]
+
+
 def test_programs_that_share_a_weight_share_its_layout():
     plan = linear_plan(1)
     program = plan.programs[0]

@@ -12,6 +12,7 @@ from tune_model.extract.rewrite.heads import join_heads
 from tune_model.extract.rewrite.linears import merge_linears, spell_linears
 from tune_model.extract.rewrite.norms import absorb_norm_casts, absorb_norm_weights, recognise_norms
 from tune_model.extract.rewrite.outer_product import rewrite_outer_products
+from tune_model.extract.rewrite.patches import multiply_patches
 from tune_model.extract.rewrite.relayout import settle_layouts
 from tune_model.extract.rewrite.softmax import recognise_softmax
 from tune_model.extract.rewrite.spelling import spell
@@ -24,6 +25,7 @@ PASSES: tuple[Callable[[Program], Program], ...] = (
     spell_einsums,  # in calls that are spelled next
     spell,  # everything after it knows one spelling per operation
     take_complex_numbers_apart,  # before norms: what is left is real
+    multiply_patches,
     take_additions_apart,
     drop_unit_arithmetic,
     share_common_calls,

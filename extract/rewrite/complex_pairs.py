@@ -8,12 +8,12 @@ apart, or none: one that comes from an input, or that anything else reads, leave
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tune_model.extract.layout import VIEWS, make_type, size_args, view
+from tune_model.extract.layout import VIEWS, make_type, size_args
 from tune_model.extract.rewrite.graph import READ_BY_CALLER, Graph, refs
 from tune_model.extract.rewrite.relayout import relayout
-from tune_model.extract.rewrite.spelling import CONTIGUOUS
+from tune_model.extract.rewrite.viewing import add_view
 from tune_model.runtime.expression import Dim
-from tune_model.runtime.program import Arg, Call, Items, Program, Ref, TensorType
+from tune_model.runtime.program import Arg, Call, Items, Program, Ref
 
 __all__ = ["take_complex_numbers_apart"]
 
@@ -88,23 +88,14 @@ class _Parts:
         made = make_type(_REAL.get(type_.dtype, type_.dtype), type_.shape if shape is None else shape)
         return self.graph.add(self.index, Call(op, args), made, self.result)
 
-    def seen(self, source: str, call: Call) -> str:
-        """Add a view of `source`, of a row-major copy where it cannot be one."""
-        type_ = self.graph.type(source)
-        found = view(call, type_)
-        if found is None:
-            copied: TensorType = make_type(type_.dtype, type_.shape)
-            source = self.graph.add(self.index, Call("aten.clone.default", (Ref(source),), CONTIGUOUS), copied, source)
-            call = Call(call.op, (Ref(source), *call.args[1:]))
-            found = view(call, copied)
-        if found is None:
-            raise ValueError(f"{call.op} of a row-major tensor cannot be a view")
-        return self.graph.add(self.index, call, found.type, self.result)
+    def seen(self, op: str, source: str, *args: Arg) -> str:
+        """Add a view of `source`."""
+        return add_view(self.graph, self.index, op, source, *args)
 
     def _view(self) -> None:
         pair = self.pairs[self.operand(0)]
         rest = self.step.args[1:]
-        self.pairs[self.result] = _Pair(*(self.seen(part, Call(self.step.op, (Ref(part), *rest))) for part in pair))
+        self.pairs[self.result] = _Pair(*(self.seen(self.step.op, part, *rest) for part in pair))
 
     # ---------------------------------------------------------------------------------------------------------- making
 
@@ -123,12 +114,9 @@ class _Parts:
         """`view_as_complex`: the two columns of the last dim."""
         source = self.operand(0)
         last = len(self.graph.type(source).shape) - 1
-        columns = [
-            self.seen(source, Call("aten.slice.Tensor", (Ref(source), last, start, start + 1))) for start in (0, 1)
-        ]
+        columns = [self.seen("aten.slice.Tensor", source, last, start, start + 1) for start in (0, 1)]
         shape = size_args(self.graph.type(self.result).shape)
-        parts = (self.seen(column, Call("aten.view.default", (Ref(column), shape))) for column in columns)
-        self.pairs[self.result] = _Pair(*parts)
+        self.pairs[self.result] = _Pair(*(self.seen("aten.view.default", column, shape) for column in columns))
 
     # ------------------------------------------------------------------------------------------------------- computing
 
@@ -158,9 +146,7 @@ class _Parts:
         """`view_as_real`: both parts side by side in a last dim of two."""
         pair = self.pairs[self.operand(0)]
         shape = self.graph.type(self.result).shape
-        columns = [
-            self.seen(part, Call("aten.view.default", (Ref(part), size_args((*shape[:-1], 1))))) for part in pair
-        ]
+        columns = [self.seen("aten.view.default", part, size_args((*shape[:-1], 1))) for part in pair]
         joined = self.put("aten.cat.default", Items(tuple(Ref(column) for column in columns)), len(shape) - 1)
         self.graph.replace(self.result, joined)
 

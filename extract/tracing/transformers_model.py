@@ -61,6 +61,7 @@ def trace_config(request: Request, source: TransformersSource, config: Any) -> t
 
 def _trace_decoder(request: Request, source: TransformersSource, config: Any) -> tuple[Trace, ...]:
     _check_decoder_request(request)
+    _check_layers(config)
     log = AttentionLog()
     with causal_attention_steps(log) as attention:
         model = build_transformers(source, config, request.task, request.dtype, attention)
@@ -100,6 +101,17 @@ def _check_decoder_request(request: Request) -> None:
                 f"phase {phase.name}: context {max(contexts)} leaves no slot for the new token in a cache of"
                 f" {request.max_length}; raise max_length"
             )
+
+
+def _check_layers(config: Any) -> None:
+    """Refuse layers that keep a state instead of keys and values; tracing them only to count them takes minutes."""
+    kinds = dict.fromkeys(getattr(config.get_text_config(), "layer_types", None) or ())
+    others = [str(kind) for kind in kinds if kind == "linear_attention" or "attention" not in str(kind)]
+    if others:
+        raise TraceError(
+            f"{config.model_type} has {' and '.join(others)} layers; expected attention over keys and values in every"
+            " layer of a causal-lm model, whose programs keep no other state between tokens. Trace it as task: forward"
+        )
 
 
 def _check_positions(model: torch.nn.Module, config: Any) -> None:

@@ -1,5 +1,6 @@
 """One prompt on its way to its answer: what was asked, and what has come of it so far."""
 
+import traceback
 from numbers import Integral
 from typing import Literal
 
@@ -65,6 +66,7 @@ class Completion:
 
     def fail(self, error: BaseException) -> None:
         """End it because of an error, unless it is complete."""
+        traceback.clear_frames(error.__traceback__)  # their tensors would live as long as the completion
         if self.finish is None:
             self.error, self.finish = error, "error"
 

@@ -6,7 +6,6 @@ holds them all.
 """
 
 import threading
-import traceback
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -85,8 +84,8 @@ class Scheduler:
     of a scheduler goes to the CUDA stream that was current when it was made.
 
     An exception never leaves a row half done. One while a prompt is read ends that completion and comes as
-    `CompletionFailedError`. Any other, of a step of all rows, has advanced nothing: `step` may be called again, and
-    `abort` ends the rows in use where that keeps failing. No token of another completion is lost or wrong either way.
+    `CompletionFailedError`. After any other, of a step of all rows, `step` may be called again, and `abort` ends the
+    rows in use where that keeps failing. No token of another completion is lost or wrong either way.
 
     Args:
         phases: The model.
@@ -130,6 +129,7 @@ class Scheduler:
         self._unsettled: set[int] = set()  # rows out of use that the device may not know of yet
         self._lock = threading.RLock()
         self._queue_lock = threading.Lock()
+        self._made: list[tuple[Completion, int]] = []  # arrived, and not handed out yet
         self._sweep = False  # somebody who may wait was cancelled
         self._admitted = self._completed = self._failed = self._read_in = self._handed_out = self._steps = 0
 
@@ -194,7 +194,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether a step would do nothing."""
-        return not self._waiting and not len(self._readback) and not any(self._running)
+        return not self._waiting and not len(self._readback) and not any(self._running) and not self._made
 
     def state(self) -> SchedulerState:
         """Return how busy it is."""
@@ -253,9 +253,9 @@ class Scheduler:
             if kind is not None and not waits:
                 self._decode(kind)
                 in_flight = 1 if self._readback.overlaps else 0
-            made = []
             while len(self._readback) > in_flight:
-                made += self._hand_out()
+                self._hand_out()
+            made, self._made = self._made, []
             return made
 
     # ------------------------------------------------------------------------------------------------------------ rows
@@ -361,7 +361,6 @@ class Scheduler:
 
     def _end(self, row: int, running: _Running, error: Exception) -> None:
         """End a completion that failed."""
-        traceback.clear_frames(error.__traceback__)  # their tensors would live as long as the completion
         running.completion.fail(error)
         self._leave(row)
         self._settle()
@@ -390,14 +389,13 @@ class Scheduler:
             if running.launched == running.completion.generation.max_new_tokens:
                 self._release(row)
 
-    def _hand_out(self) -> list[tuple[Completion, int]]:
-        made = []
+    def _hand_out(self) -> None:
+        """Give the oldest tokens on their way to their completions; a step that fails afterwards loses none."""
         for completion, token in self._readback.finish():
             if completion.finish is None:
                 completion.add(token)
-                made.append((completion, token))
-        self._handed_out += len(made)
-        return made
+                self._made.append((completion, token))
+                self._handed_out += 1
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:

@@ -1,8 +1,6 @@
 """The server example: concurrent streaming clients get every token right, in bounded memory, and failures are said."""
 
-import asyncio
 import gc
-import importlib.util
 import json
 import socket
 import subprocess
@@ -11,86 +9,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
-from urllib.error import HTTPError
 from urllib.request import Request as Ask
 from urllib.request import urlopen
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from untuned import untuned
+from serving import ROOT, Served, greedy
 
 import tune_model
-from tune_model.extract.plan import extract
-from tune_model.extract.request import Phase, Request, TransformersSource
-from tune_model.package.contents import ArtifactContents
-from tune_model.package.verification.original import build_original
-from tune_model.package.write import write_artifact
 from tune_model.runtime.generation.completion import Completion, Generation
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-REQUEST = Request(
-    source=TransformersSource(
-        config={
-            "model_type": "llama",
-            "vocab_size": 1000,
-            "hidden_size": 128,
-            "intermediate_size": 352,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 128,
-        }
-    ),
-    dtype="float32",
-    task="causal-lm",
-    phases=(
-        Phase("prefill", {"batch": (1,), "sequence": (8, 16)}),
-        Phase("decode", {"batch": (1, 8), "context": (16, 64)}),
-    ),
-    max_length=96,
-    max_batch=16,
-)
 ANSWER = 32
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and annotations are looked up there
-    spec.loader.exec_module(module)
-    return module
-
-
-class Served(NamedTuple):
-    artifact: Path
-    weights: Path
-    original: torch.nn.Module
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
-    folder = tmp_path_factory.mktemp("served")
-    found = extract(REQUEST, check=False)
-    contents = ArtifactContents("llama", REQUEST, untuned(found.plan), found.constants, "name: llama\n")
-    original = build_original(REQUEST, None, torch.device("cpu"))
-    save_file({k: v.contiguous() for k, v in original.state_dict().items()}, folder / "model.safetensors")
-    return Served(write_artifact(folder / "llama.tuned", contents), folder, original)
-
-
-def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
-    text = list(prompt)
-    with torch.no_grad():
-        for _ in range(count):
-            text.append(int(model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
-    return text[len(prompt) :]
 
 
 class Server(NamedTuple):
@@ -207,23 +140,6 @@ def test_answers_in_one_piece_with_sampling(served: Served, server: Server):
     assert drawn[0]["choices"] == drawn[1]["choices"]
 
 
-@pytest.mark.parametrize(
-    ("ask", "status", "message"),
-    [
-        ({"prompt": [1], "max_tokens": 500}, 400, "the cache holds 96 per row"),
-        ({"prompt": []}, 400, "expected at least one token"),
-        ({"prompt": [1], "top_p": 3}, 400, "top_p is 3"),
-        ({"prompt": "text"}, 400, "no tokenizer"),
-        ({"max_tokens": 2}, 422, "prompt"),
-    ],
-)
-def test_bad_requests_are_answered_with_what_is_wrong(server: Server, ask: dict[str, Any], status: int, message: str):
-    with pytest.raises(HTTPError) as caught:
-        server.complete(**ask)
-    assert caught.value.code == status
-    assert message in caught.value.read().decode()
-
-
 def test_clients_that_go_away_leave_their_rows(server: Server):
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
@@ -237,31 +153,3 @@ def test_clients_that_go_away_leave_their_rows(server: Server):
         time.sleep(0.05)
     assert server.metric("rows_running") == 0
     assert json.loads(server.get("/health"))["alive"] is True
-
-
-def test_a_model_that_fails_is_said_to_every_client(served: Served, monkeypatch: pytest.MonkeyPatch):
-    """The model's thread dies in the middle of an answer: the stream ends with `error`, health turns to 503."""
-    module = example("fastapi_server")
-    engine = module.Engine(tune_model.load(served.artifact, weights=served.original), None)
-    service = module.Service(engine, "llama")
-    step, steps = engine.scheduler.step, []
-
-    def fail() -> Any:
-        steps.append(1)
-        if len(steps) > 3:
-            raise RuntimeError("out of luck")
-        return step()
-
-    monkeypatch.setattr(engine.scheduler, "step", fail)
-
-    async def talk() -> tuple[list[str], int, int]:
-        engine.start()
-        answer = await service.complete(module.Ask(prompt=[1, 2], max_tokens=20, stream=True))
-        events = [event async for event in answer.body_iterator]
-        with pytest.raises(module.HTTPException) as refused:
-            await service.complete(module.Ask(prompt=[1, 2]))
-        return events, (await service.health()).status_code, refused.value.status_code
-
-    events, health, refused = asyncio.run(talk())
-    assert '"finish_reason": "error"' in events[-2]
-    assert (health, refused) == (503, 503)

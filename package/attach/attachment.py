@@ -41,6 +41,8 @@ class NotAnsweredError(TuneModelError):
 class Attachment:
     """Tuned programs behind a module's `forward`.
 
+    The module may be called from several threads as before, each with a cache object of its own, on any stream.
+
     Args:
         module: Gets an attribute `forward` of its own, which hides its class's; nothing else of it changes.
         tuned: Computes.

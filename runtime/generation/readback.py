@@ -19,7 +19,7 @@ class _Transfer(NamedTuple):
 
 
 class Readback(Generic[_T]):
-    """A queue of transfers, oldest first.
+    """A queue of transfers, oldest first; used by one thread at a time, on one CUDA stream.
 
     Args:
         rows: Tokens per transfer, at most.

@@ -32,7 +32,7 @@ class RowViews(NamedTuple):
 
 
 class Rows:
-    """A cache with the state of its rows.
+    """A cache with the state of its rows; used by one thread at a time, on one CUDA stream.
 
     Args:
         cache: Keys and values.

@@ -86,7 +86,7 @@ def needs_of(rows: Iterable[Sampling]) -> Needs:
 
 
 class SamplingRows:
-    """Every row's parameters in device memory.
+    """Every row's parameters in device memory; used by one thread at a time, on one CUDA stream.
 
     Args:
         rows: How many.

@@ -126,7 +126,8 @@ def _refusal(read: AttentionForm) -> Rejected | None:
         arguments = [a.name if isinstance(a, Ref) else "" for a in read.append.args]
         if arguments[:2] != [read.k.name, read.v.name] or arguments[4:5] != [read.positions.name]:
             return Rejected("unsupported", "an append to other tensors than the attention reads")
-    for parameter in (read.q, read.k, read.v, read.out):
+    # Queries that the kernel makes lie nowhere.
+    for parameter in (*(() if read.made else (read.q,)), read.k, read.v, read.out):
         if stride_of(parameter, 3) != 1:
             return Rejected("unsupported", f"{parameter.name} has stride {stride_of(parameter, 3)} along the head dim")
     return None

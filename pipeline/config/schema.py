@@ -158,7 +158,7 @@ class WorkloadConfig(Strict, frozen=True, kw_only=True):
 
 
 class SearchConfig(Strict, frozen=True, kw_only=True):
-    """How hard to look, and which numeric freedom candidates have."""
+    """How much is searched, and which numeric freedom candidates have."""
 
     effort: Annotated[
         Literal["quick", "balanced", "thorough"], Meta(description="How much of the space is searched.")

@@ -1,5 +1,7 @@
 """Sums of products of two tensors, `einsum`, as the matmul that they are between permutations and reshapes.
 
+Where nothing is summed (an outer product of positions and frequencies) they are a multiplication.
+
 Runs before `spell`, which makes views of the reshapes where that is possible. A right factor without batches is taken
 as a linear layer's weight: its columns first, then transposed by a view.
 """
@@ -48,11 +50,11 @@ class _Equation(NamedTuple):
         return "".join(c for c in self.left if c in self.right and c not in self.result)
 
     @property
-    def is_matmul(self) -> bool:
-        """Every dim is one of these, and something is summed."""
+    def is_known(self) -> bool:
+        """Every dim is one of these."""
         each_once = all(len(set(part)) == len(part) for part in self)
         everything = set(self.left) | set(self.right) | set(self.result)
-        return each_once and self.summed != "" and everything == {*self.batch, *self.rows, *self.columns, *self.summed}
+        return each_once and everything == {*self.batch, *self.rows, *self.columns, *self.summed}
 
 
 class _Product(NamedTuple):
@@ -71,7 +73,11 @@ def spell_einsums(program: Program) -> Program:
         if step.op == "aten.einsum.default" and step.results[0] is not None:
             product = _read(graph, step)
             if product is not None:
-                _Writer(graph, index, step.results[0], product).write()
+                writer = _Writer(graph, index, step.results[0], product)
+                if product.equation.summed:
+                    writer.write_matmul()
+                else:
+                    writer.write_multiplication()
     return graph.finish()
 
 
@@ -84,7 +90,7 @@ def _read(graph: Graph, step: Call) -> _Product | None:
         return None
     types = graph.type(left.name), graph.type(right.name)
     equation = _equation(text, len(types[0].shape), len(types[1].shape))
-    if equation is None or not equation.is_matmul or types[0].dtype != types[1].dtype:
+    if equation is None or not equation.is_known or types[0].dtype != types[1].dtype:
         return None
     sizes: dict[str, Dim] = {}
     for letters, type_ in zip(equation[:2], types, strict=True):
@@ -120,7 +126,7 @@ class _Writer:
         self.result = result
         self.product = product
 
-    def write(self) -> None:
+    def write_matmul(self) -> None:
         e, left, right, sizes = self.product
         batch = [sizes[c] for c in e.batch]
         if batch:
@@ -138,6 +144,15 @@ class _Writer:
         made = self._add(Call("aten.matmul.default", (Ref(a), Ref(b))), type_)
         whole = self._reshaped(made, [*e.batch, *e.rows, *e.columns])
         self.graph.replace(self.result, self._ordered(whole, e.batch + e.rows + e.columns, e.result))
+
+    def write_multiplication(self) -> None:
+        e, left, right, sizes = self.product
+        factors = []
+        for name, letters in ((left, e.left), (right, e.right)):
+            ordered = self._ordered(name, letters, "".join(c for c in e.result if c in letters))
+            factors.append(Ref(self._reshaped(ordered, [c if c in letters else "" for c in e.result])))
+        type_ = make_type(self.graph.type(left).dtype, tuple(sizes[c] for c in e.result))
+        self.graph.replace(self.result, self._add(Call("aten.mul.Tensor", tuple(factors)), type_))
 
     def _size(self, letters: str) -> Dim:
         return times(tuple(self.product.sizes[c] for c in letters))

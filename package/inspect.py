@@ -81,7 +81,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
         gain_low: Lower end of the 95 % interval of the speedup.
         gain_high: Upper end.
         status: As in `tune.choice.Choice`.
-        share: Of the weighted time of all tasks, 0 to 1.
+        share: Of the weighted time of all tasks, 0 to 1; 0 for a disturbed one, whose time may be anything.
         measured: Candidates that were timed.
         rejected: Candidates that were out, counted by reason.
     """
@@ -248,7 +248,8 @@ def _memory(program: Program, grid: Mapping[str, tuple[int, ...]]) -> MemoryFact
 
 def _tasks(tasks: Mapping[str, TaskRecord], choices: list[ChoiceRecord]) -> tuple[TaskFacts, ...]:
     rows = [(tasks[choice.task].planned, choice) for choice in choices if choice.task in tasks]
-    total = sum(planned.weight * choice.median_us for planned, choice in rows) or 1.0
+    parts = [0.0 if c.status == "disturbed" else planned.weight * c.median_us for planned, c in rows]
+    total = sum(parts) or 1.0
     facts = [
         TaskFacts(
             key=planned.key,
@@ -261,11 +262,11 @@ def _tasks(tasks: Mapping[str, TaskRecord], choices: list[ChoiceRecord]) -> tupl
             gain_low=choice.gain_low,
             gain_high=choice.gain_high,
             status=choice.status,
-            share=planned.weight * choice.median_us / total,
+            share=part / total,
             measured=len({m.candidate for m in choice.measurements}),
             rejected=dict(Counter(r.reason for _, r in choice.rejections).most_common()),
         )
-        for planned, choice in rows
+        for (planned, choice), part in zip(rows, parts, strict=True)
     ]
     return tuple(sorted(facts, key=lambda fact: (-fact.share, fact.key)))
 

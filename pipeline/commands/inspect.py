@@ -195,12 +195,19 @@ def print_facts(facts: "ArtifactFacts", out: "Console") -> None:
             task.winner,
             time_text(task.median_us),
             time_text(task.baseline_us),
-            f"{task.speedup:.2f}x",
-            f"{task.share:.1%}",
+            "-" if task.status == "disturbed" else f"{task.speedup:.2f}x",
+            "-" if task.status == "disturbed" else f"{task.share:.1%}",
             str(task.measured),
             task.status,
         )
     out.print(table)
+    disturbed = sum(task.status == "disturbed" for task in facts.tasks)
+    if disturbed:
+        out.print(
+            f"{disturbed} tasks keep the library because other processes disturbed their times; tune again with "
+            "--recheck on an idle machine",
+            soft_wrap=True,
+        )
     for step in facts.steps:
         point = " ".join(f"{name}={value}" for name, value in step.point)
         out.print(

@@ -127,9 +127,9 @@ def _scoreboard(facts: ReportFacts) -> Iterator[str]:
                 t.status,
                 time_text(t.after_us),
                 time_text(t.before_us),
-                *_gain(t.gain),
+                *(("-", "-") if t.status == "disturbed" else _gain(t.gain)),
                 f"{t.share:.1%}",
-                f"{t.floor_us / t.after_us:.0%} {t.bound}" if t.after_us else "-",
+                f"{t.floor_us / t.after_us:.0%} {t.bound}" if t.after_us and t.status != "disturbed" else "-",
             )
             for t in facts.tasks
         ),

@@ -91,7 +91,7 @@ def roofs_sentence(facts: ReportFacts) -> str:
 
     roofs = facts.roofs
     if roofs.bytes_per_us <= 0:
-        return "Nothing was timed, so there are no floors."
+        return "Nothing was timed well enough to say what this machine can do, so there are no floors."
     where = ", out of a cache, since no task is larger" if roofs.from_cache else ""
     memory = f"{rate_text(roofs.bytes_per_us, 'B/s')} by {roofs.memory_task}{where}"
     compute = "; ".join(

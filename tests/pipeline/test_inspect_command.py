@@ -51,6 +51,18 @@ def test_memory_and_whole_steps_are_said(tmp_path: Path, capsys):
     assert told in out
 
 
+def test_times_that_were_disturbed_have_no_share(tmp_path: Path, capsys):
+    tuning = two_layers.tuning(two_layers.compiled())
+    first, second = tuning.choices
+    busy = msgspec.structs.replace(second, median_us=9e4, baseline_us=9e4, status="disturbed")
+    tuning = msgspec.structs.replace(tuning, choices=(first, busy))
+    path = str(write_artifact(tmp_path / "a.tuned", two_layers.contents(tuning=tuning)))
+    assert cli.run(["inspect", path]) == 0
+    out = shown(capsys)
+    assert "100.0%" in out
+    assert "1 tasks keep the library because other processes disturbed their times; tune again with --recheck" in out
+
+
 def test_a_list_is_shown_in_the_order_timed(artifact: str, capsys):
     assert cli.run(["inspect", artifact, "--footprints", "16X8"]) == 0
     out = shown(capsys)

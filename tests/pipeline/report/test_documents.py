@@ -15,6 +15,7 @@ from tune_model.pipeline.report.facts import Missing, ReportFacts, StepTime
 from tune_model.pipeline.report.gather import gather
 from tune_model.pipeline.report.plots.scale import log_scale
 from tune_model.pipeline.report.source import from_contents
+from tune_model.tune.candidate import Candidate
 from tune_model.tune.choice import WholeStep
 
 STEPS = {"forward batch=1": [StepTime("tuned", 1.0, 0.9, 1.1), StepTime("eager", 2.5, 2.4, 2.6)]}
@@ -70,6 +71,18 @@ def test_every_form_says_the_same(facts: ReportFacts, format_: str):
         "1.75 us",  # what the step takes beyond its tasks
     ):
         assert said in text, said
+
+
+@pytest.mark.parametrize("format_", ["html", "md"])
+def test_disturbed_times_are_shown_and_nothing_made_of_them(format_: str):
+    """They used to stand there as `1.00x` and `0 % of roof`, as if that had been found out."""
+    base = contents().tuning
+    busy = tuple(msgspec.structs.replace(c, winner=Candidate("aten"), status="disturbed") for c in base.choices)
+    made = gather(from_contents(contents(tuning=msgspec.structs.replace(base, choices=busy))))
+    text = text_of(render(made, "html")) if format_ == "html" else render(made, "md").replace("\\", "")
+    assert "1.00x" not in text.partition("Races")[0].partition("Scoreboard")[2]
+    assert "with --recheck on an idle machine" in text
+    assert "Nothing was timed well enough to say what this machine can do" in text
 
 
 class Structure(HTMLParser):

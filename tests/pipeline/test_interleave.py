@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from tune_model.pipeline.bench import interleave as module
-from tune_model.pipeline.bench.interleave import Contender, interleave
+from tune_model.pipeline.bench.interleave import Contender, device_time_ms, interleave
 from tune_model.tune.measuring.interval import FEWEST_PAIRS, paired_ratio
 
 
@@ -52,3 +53,29 @@ def test_rounds_that_take_long_are_as_many_as_an_interval_needs(monkeypatch: pyt
     monkeypatch.setattr(module, "_once", lambda _run, _device: (1.0, 1.0))
     found = interleave([Contender("tuned", int)], torch.device("cpu"), rounds=50, budget_s=0.0)
     assert found[0].rounds == FEWEST_PAIRS
+
+
+def test_the_device_is_busy_while_a_call_is_launched(monkeypatch: pytest.MonkeyPatch):
+    """Device time used to begin with the launch on an idle device: the host's work before the first kernel was in it."""
+    log: list[str] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("mark")
+
+        def elapsed_time(self, _after: "Event") -> float:
+            return 2.5
+
+    stand_ins = {
+        "Event": Event,
+        "device": lambda _device: nullcontext(),
+        "synchronize": lambda _device: log.append("wait"),
+        "_sleep": lambda _cycles: log.append("spin"),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    assert device_time_ms(lambda: log.append("run"), torch.device("cuda", 0)) == 2.5
+    assert log == ["wait", "spin", "mark", "run", "mark", "wait"]

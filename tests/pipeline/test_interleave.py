@@ -56,7 +56,7 @@ def test_rounds_that_take_long_are_as_many_as_an_interval_needs(monkeypatch: pyt
 
 
 def test_the_device_is_busy_while_a_call_is_launched(monkeypatch: pytest.MonkeyPatch):
-    """Device time used to begin with the launch on an idle device: the host's work before the first kernel was in it."""
+    """Device time began with the launch on an idle device, so the host's work before the first kernel was in it."""
     log: list[str] = []
 
     class Event:

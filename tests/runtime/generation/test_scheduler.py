@@ -265,6 +265,7 @@ def test_a_prompt_that_fails_costs_itself(model: TunedModel, monkeypatch: pytest
     assert caught.value.completion is failing
     assert (failing.finish, failing.tokens) == ("error", [])
     assert isinstance(failing.error, torch.OutOfMemoryError)
+    assert scheduler.state().running == 2
     drain(scheduler)
     assert failing.tokens == []
     assert first.tokens == language_greedy([3, 1, 4], 9, WEIGHTS)
@@ -307,6 +308,23 @@ def test_a_step_that_fails_may_be_repeated(model: TunedModel, monkeypatch: pytes
     assert len(late.tokens) == 4
     assert scheduler.state().failed == 0
     assert scheduler._rows._moving.sum() == 0
+
+
+def test_a_move_that_fails_leaves_no_row_moving(model: TunedModel, monkeypatch: pytest.MonkeyPatch):
+    """A row that nobody uses must not advance: its position would leave the cache."""
+    scheduler = padded(model, 4)
+    short = [scheduler.submit([1, 2, 3], Generation(2)) for _ in range(3)]
+    long = scheduler.submit([4, 5], Generation(12))
+    Fault(1, after=True).put(monkeypatch, scheduler._rows, "move")
+    with pytest.raises(torch.OutOfMemoryError):
+        drain(scheduler)
+    assert all(completion.finish == "length" for completion in short)
+    scheduler.cancel([long])
+    drain(scheduler)
+    assert scheduler._rows._moving.sum() == 0
+    again = scheduler.submit([9, 9], Generation(3))
+    drain(scheduler)
+    assert again.tokens == language_greedy([9, 9], 3, WEIGHTS)
 
 
 def test_aborted_rows_make_room_for_those_that_wait(model: TunedModel, monkeypatch: pytest.MonkeyPatch):

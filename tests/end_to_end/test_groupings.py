@@ -52,7 +52,7 @@ def extraction() -> Extraction:
 
 
 class Turning(RecordedDevice):
-    """Every region takes 10 us; a rotary embedding of its own (queries, keys) so much, both within the attention more."""
+    """A region takes 10 us; a rotary embedding of its own (queries, keys) so much, both within the attention more."""
 
     def __init__(self, apart: float, within: float) -> None:
         super().__init__({})

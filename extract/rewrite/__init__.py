@@ -17,6 +17,7 @@ from tune_model.extract.rewrite.relayout import settle_layouts
 from tune_model.extract.rewrite.softmax import recognise_softmax
 from tune_model.extract.rewrite.spelling import spell
 from tune_model.extract.rewrite.unit import drop_unit_arithmetic
+from tune_model.extract.rewrite.written_attention import recognise_written_attention
 from tune_model.runtime.program import Program
 
 __all__ = ["PASSES", "rewrite"]
@@ -35,6 +36,7 @@ PASSES: tuple[Callable[[Program], Program], ...] = (
     absorb_norm_weights,  # once more, for the bias after the weight of a layer norm
     absorb_norm_casts,
     recognise_softmax,
+    recognise_written_attention,
     recognise_grouped_queries,
     read_attention_operands_in_place,
     fold_query_scales,

@@ -1,8 +1,13 @@
 """Printing for people: one console, and numbers as text."""
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console
 
-__all__ = ["console", "gain_text", "size_text", "time_text"]
+if TYPE_CHECKING:
+    from tune_model.package.memory import MemoryPlan
+
+__all__ = ["console", "gain_text", "memory_text", "size_text", "time_text"]
 
 
 def console(*, error: bool = False) -> Console:
@@ -32,3 +37,14 @@ def time_text(time_us: float) -> str:
 def gain_text(baseline_us: float, median_us: float) -> str:
     """Return a speedup: `1.42x`."""
     return f"{baseline_us / median_us:.2f}x" if median_us > 0 else "-"
+
+
+def memory_text(plan: "MemoryPlan") -> str:
+    """Say what the device will hold when an artifact is served."""
+    parts = [f"weights {size_text(plan.weights)}"]
+    if plan.rows:
+        parts.append(f"cache {size_text(plan.cache)} ({plan.rows} rows of {plan.slots} slots)")
+    parts.append(f"workspace {size_text(plan.workspace)}")
+    if plan.graphs:
+        parts.append(f"{plan.graphs} step graphs with {size_text(plan.graph_outputs)} of logits")
+    return f"{', '.join(parts)}; together {size_text(plan.total)}"

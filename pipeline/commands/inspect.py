@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tune_model.package.inspect import ArtifactFacts
-    from tune_model.package.memory import MemoryPlan
     from tune_model.package.read import Artifact, ChoosePart
     from tune_model.package.signature import VerifyKey
     from tune_model.pipeline.report.facts import TaskFacts
@@ -148,24 +147,11 @@ def print_parts(path: str, parts: Sequence["ArtifactFacts"], out: "Console") -> 
     out.print(table)
 
 
-def memory_line(plan: "MemoryPlan") -> str:
-    """Say what the device will hold when the artifact is served."""
-    from tune_model.pipeline.console import size_text
-
-    parts = [f"weights {size_text(plan.weights)}"]
-    if plan.rows:
-        parts.append(f"cache {size_text(plan.cache)} ({plan.rows} rows of {plan.slots} slots)")
-    parts.append(f"workspace {size_text(plan.workspace)}")
-    if plan.graphs:
-        parts.append(f"{plan.graphs} step graphs with {size_text(plan.graph_outputs)} of logits")
-    return f"served: {', '.join(parts)}; together {size_text(plan.total)}"
-
-
 def print_facts(facts: "ArtifactFacts", out: "Console") -> None:
     """Print the facts for people."""
     from rich.table import Table
 
-    from tune_model.pipeline.console import gain_text, size_text, time_text
+    from tune_model.pipeline.console import gain_text, memory_text, size_text, time_text
 
     out.print(
         f"{facts.name}: {facts.architecture or 'model'} ({facts.task}, {facts.dtype}), "
@@ -185,7 +171,7 @@ def print_facts(facts: "ArtifactFacts", out: "Console") -> None:
             f"activations at most {size_text(memory.activations)}",
             markup=False,
         )
-    out.print(f"\n{memory_line(facts.memory)}", markup=False)
+    out.print(f"\nserved: {memory_text(facts.memory)}", markup=False)
     table = Table(title="tasks", title_justify="left")
     for name in ("task", "winner", "time", "extern", "speedup", "share", "timed", "status"):
         table.add_column(name, justify="left" if name in {"task", "winner", "status"} else "right", overflow="fold")

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from tune_model.package.memory import MemoryPlan
 from tune_model.pipeline.report.interval import Gain
 from tune_model.pipeline.report.roofline import Roofs
 
@@ -279,6 +280,7 @@ class ReportFacts(msgspec.Struct, frozen=True):
         weight_bytes: Their size.
         target: Name of the machine.
         environment: What it was tuned with: (name, value).
+        memory: What it will occupy when it is served, in bytes.
         totals: The whole workload.
         points: Per grid point.
         kinds: Per kind of task, largest first.
@@ -299,6 +301,7 @@ class ReportFacts(msgspec.Struct, frozen=True):
     weight_bytes: int
     target: str
     environment: tuple[tuple[str, str], ...]
+    memory: MemoryPlan
     totals: Totals
     points: tuple[PointFacts, ...]
     kinds: tuple[KindFacts, ...]

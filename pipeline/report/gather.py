@@ -83,6 +83,7 @@ def gather(
         weight_bytes=source.model.weight_bytes,
         target=source.target.name,
         environment=tuple(_environment(source)),
+        memory=source.memory,
         totals=_totals(rows, roofs),
         points=tuple(_points(source, rows, roofs, steps or {})),
         kinds=_kinds(rows),

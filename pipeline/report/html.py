@@ -7,7 +7,7 @@ from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tune_model.pipeline.console import gain_text, size_text, time_text
+from tune_model.pipeline.console import gain_text, memory_text, size_text, time_text
 from tune_model.pipeline.report import words
 from tune_model.pipeline.report.facts import ReportFacts, TaskFacts
 from tune_model.pipeline.report.plots.race import draw_race, family_classes
@@ -42,6 +42,7 @@ def render_html(facts: ReportFacts) -> str:
         facts=facts,
         words=words,
         gain_text=gain_text,
+        memory_text=memory_text,
         rate_text=rate_text,
         kinds=KIND_CLASSES,
         families=classes,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from tune_model.pipeline.console import gain_text, time_text
+from tune_model.pipeline.console import gain_text, memory_text, time_text
 from tune_model.pipeline.report import words
 from tune_model.pipeline.report.facts import ReportFacts, TaskFacts
 from tune_model.pipeline.report.interval import Gain
@@ -209,7 +209,7 @@ def _coverage(facts: ReportFacts) -> Iterator[str]:
 def _environment(facts: ReportFacts) -> Iterator[str]:
     yield "## Environment"
     yield ""
-    yield from _table(("", ""), facts.environment)
+    yield from _table(("", ""), (*facts.environment, ("memory when served", memory_text(facts.memory))))
     for note in facts.notes:
         yield f"- {_cell(note)}"
     if facts.notes:

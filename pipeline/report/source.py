@@ -4,12 +4,20 @@ from typing import NamedTuple
 
 import tune_model
 from tune_model.extract.request import Request
-from tune_model.package.contents import ArtifactContents, measure_model, named_architecture, portable_request
+from tune_model.package.contents import (
+    ArtifactContents,
+    build_replay,
+    measure_model,
+    named_architecture,
+    portable_request,
+)
 from tune_model.package.format.manifest import ModelFacts
 from tune_model.package.format.records import Record, records_of
+from tune_model.package.memory import MemoryPlan, plan_memory
 from tune_model.package.read import Artifact
 from tune_model.runtime.program import Program
-from tune_model.tune.target import Target
+from tune_model.runtime.replay import Replay
+from tune_model.tune.target import CudaTarget, Target
 
 __all__ = ["ReportSource", "from_artifact", "from_contents"]
 
@@ -26,6 +34,7 @@ class ReportSource(NamedTuple):
         programs: One per phase.
         records: Tasks, choices, skipped steps and notes.
         config: The configuration's text.
+        memory: What it will occupy when it is served.
     """
 
     name: str
@@ -36,6 +45,7 @@ class ReportSource(NamedTuple):
     programs: tuple[Program, ...]
     records: tuple[Record, ...]
     config: str
+    memory: MemoryPlan
 
 
 def from_artifact(artifact: Artifact) -> ReportSource:
@@ -45,30 +55,47 @@ def from_artifact(artifact: Artifact) -> ReportSource:
         ArtifactError: Its records cannot be read.
     """
     manifest = artifact.manifest
+    programs = tuple(artifact.programs.values())
     return ReportSource(
         manifest.name,
         manifest.tune_model,
         manifest.model,
         manifest.request,
         manifest.target,
-        tuple(artifact.programs.values()),
+        programs,
         tuple(artifact.records()),
         artifact.config(),
+        _memory(programs, artifact.replay, manifest.request, manifest.model, manifest.target),
     )
 
 
 def from_contents(contents: ArtifactContents) -> ReportSource:
     """Take what is about to be written; the report is the one that the written artifact would give."""
-    request = portable_request(contents.request)
-    programs = contents.tuning.plan.programs
+    request, tuning = portable_request(contents.request), contents.tuning
     order = {phase.name: number for number, phase in enumerate(request.phases)}
+    programs = tuple(sorted(tuning.plan.programs, key=lambda p: (order.get(p.name, len(order)), p.name)))
+    model = measure_model(programs, contents.architecture or named_architecture(request))
     return ReportSource(
         contents.name,
         tune_model.__version__,
-        measure_model(programs, contents.architecture or named_architecture(request)),
+        model,
         request,
-        contents.tuning.target,
-        tuple(sorted(programs, key=lambda program: (order.get(program.name, len(order)), program.name))),
-        tuple(records_of(contents.tuning)),
+        tuning.target,
+        programs,
+        tuple(records_of(tuning)),
         contents.config_yaml,
+        _memory(programs, build_replay(tuning), request, model, tuning.target),
+    )
+
+
+def _memory(
+    programs: tuple[Program, ...], replay: Replay, request: Request, model: ModelFacts, target: Target
+) -> MemoryPlan:
+    return plan_memory(
+        {program.name: program for program in programs},
+        replay,
+        {phase.name: phase.grid for phase in request.phases},
+        rows=request.max_batch,
+        weight_bytes=model.weight_bytes,
+        graphs=isinstance(target, CudaTarget),
     )

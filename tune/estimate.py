@@ -10,7 +10,7 @@ from tune_model.extract.task import Plan, PlannedTask, all_tasks
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.program import TensorType
 from tune_model.tune.candidate import Effort, Family
-from tune_model.tune.search.descent import expected_count
+from tune_model.tune.search.descent import expected_climbs, expected_count
 from tune_model.tune.target import CudaTarget, Target
 
 __all__ = [
@@ -65,6 +65,7 @@ def estimate(plan: Plan, target: Target, families: tuple[Family, ...], effort: E
         counts = [len(set(f.configurations(planned.task, target, effort))) for f in accepting]
         tasks.append(TaskEstimate(planned.key, sum(counts)))
         timed += sum(expected_count(kind, count, builds_ahead=ahead) for count in counts)
+        timed += expected_climbs(kind, effort, builds_ahead=ahead)
     seconds = estimate_seconds(target, len(tasks), timed, build_workers)
     return Estimate(tuple(tasks), seconds)
 

@@ -16,7 +16,7 @@ from tune_model.tune.measuring.policy import Policy
 from tune_model.tune.records.database import Body, Outcome, Refusal, Timing
 from tune_model.tune.records.facts import Trail
 from tune_model.tune.records.identity import kindred_key, race_key
-from tune_model.tune.search.descent import descend, expected_count, is_climbed, neighbours, rules_for
+from tune_model.tune.search.descent import descend, expected_climbs, expected_count, is_climbed, neighbours, rules_for
 from tune_model.tune.search.final import hold_final
 from tune_model.tune.search.invariance import refuse_variant
 from tune_model.tune.search.race import RaceRules, race
@@ -115,7 +115,8 @@ class Contest:
         if self.stale is not None:
             return len(self.field)
         kind, ahead = self.planned.task.form.kind, self.shop.overlap
-        return sum(expected_count(kind, len(configs), builds_ahead=ahead) for configs in self.spaces.values())
+        listed = sum(expected_count(kind, len(configs), builds_ahead=ahead) for configs in self.spaces.values())
+        return listed + expected_climbs(kind, self.shop.options.effort, builds_ahead=ahead)
 
     @property
     def field(self) -> tuple[Candidate, ...]:

@@ -14,12 +14,14 @@ import msgspec
 from tune_model.tune.candidate import Config, Effort
 
 __all__ = [
+    "CLIMBS_AT_MOST",
     "Descent",
     "Footprint",
     "Rules",
     "Tried",
     "descend",
     "diagonals",
+    "expected_climbs",
     "expected_count",
     "is_climbed",
     "neighbours",
@@ -34,6 +36,12 @@ _WORTH_IT = {True: 16, False: 12}
 
 _TIMED = 32
 """What a descent and its restart time, about."""
+
+CLIMBS_AT_MOST = {Effort.QUICK: 0, Effort.BALANCED: 24}
+"""So many configurations all climbs after a race of matmuls ask for, about two neighbourhoods; `thorough` has no limit.
+
+Builds are what a search on a GPU waits for.
+"""
 
 _FAR = 3
 """A descent that starts again begins at least so many notches from everything that was timed."""
@@ -100,6 +108,11 @@ def is_climbed(kind: str, count: int, *, builds_ahead: bool) -> bool:
 def expected_count(kind: str, count: int, *, builds_ahead: bool) -> int:
     """Return about how many of a family's `count` configurations will be timed."""
     return min(count, _TIMED) if is_climbed(kind, count, builds_ahead=builds_ahead) else count
+
+
+def expected_climbs(kind: str, effort: Effort, *, builds_ahead: bool) -> int:
+    """Return about how many configurations climbs after a race will time: of matmuls, where builds run ahead."""
+    return CLIMBS_AT_MOST.get(effort, _TIMED) if kind == "matmul" and builds_ahead else 0
 
 
 class Descent(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Final
 from tune_model.extract.task import PlannedTask
 from tune_model.tune.candidate import Candidate, Config, Effort
 from tune_model.tune.records.facts import Trail
-from tune_model.tune.search.descent import Rules, descend
+from tune_model.tune.search.descent import CLIMBS_AT_MOST, Rules, descend
 from tune_model.tune.workshop import Workshop
 
 __all__ = ["Refinement"]
@@ -19,9 +19,6 @@ _NEAR: Final = 1.05
 
 _KEPT: Final = 2
 """So many of what a climb found meet the others in the final."""
-
-_ASKED_AT_MOST: Final = {Effort.BALANCED: 24}
-"""By all climbs of a task together: two neighbourhoods, about. Builds are what a search on a GPU waits for."""
 
 
 class Refinement:
@@ -76,7 +73,7 @@ class Refinement:
         best: list[Candidate] = []
         trails: list[Trail] = []
         limit = _NEAR * min(times.values(), default=0.0)
-        left = _ASKED_AT_MOST.get(self._shop.options.effort)
+        left = CLIMBS_AT_MOST.get(self._shop.options.effort)
         for start in sorted(times, key=lambda candidate: times[candidate]):
             name = start.family
             climbed = {trail.candidate.family for trail in trails}

@@ -21,7 +21,7 @@ from tune_model.runtime.generation.completion import Generation
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.tune.target import CudaTarget
 
-__all__ = ["device_of", "run_decode", "run_prefill"]
+__all__ = ["device_of", "peers_of", "run_decode", "run_prefill"]
 
 
 _RUNS: Final = 5
@@ -86,7 +86,7 @@ def _prefill(bench: Bench, here: Deployment, row: Prompt) -> dict[str, Any]:
     inputs |= KVCache(program, 1, device).slice(0, 1)
     ours = Contender("tuned", _call(here, "prefill", inputs, {}))
     call = prefill_call(here.original, 1, row.sequence)
-    return meet(bench, row.name, ours, _peers(call, device), device)
+    return meet(bench, row.name, ours, peers_of(call, device), device)
 
 
 def _decode(bench: Bench, here: Deployment, row: Step) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _decode(bench: Bench, here: Deployment, row: Step) -> dict[str, Any]:
     inputs |= memory.slice(0, row.batch)
     ours = Contender("tuned", _call(here, "decode", inputs, {"context": row.context}))
     call = _original_step(here.original, ids, row.context, memory)
-    made = meet(bench, row.name, ours, _peers(call, device), device)
+    made = meet(bench, row.name, ours, peers_of(call, device), device)
     del ours, inputs, call, memory
     release(device)
     try:
@@ -118,7 +118,8 @@ def _call(here: Deployment, phase: str, inputs: dict[str, Tensor], hints: dict[s
     return lambda: runner.run(inputs, hints, clone=False)
 
 
-def _peers(call: Callable[[], object], device: torch.device) -> Any:
+def peers_of(call: Callable[[], object], device: torch.device) -> Any:
+    """Return who runs the original's call, as `meet` prepares them."""
     graph = [("eager_graph", lambda: eager_graph(call))] if device.type == "cuda" else []
     return [("eager", lambda: call), *graph, (COMPILED[device.type], lambda: compiled(call, device))]
 

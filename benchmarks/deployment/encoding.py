@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 from bench.run import Bench, attempt
 
 from deployment.artifacts import Deployment, deploy, tuned_artifact
-from deployment.decoding import device_of
+from deployment.decoding import device_of, peers_of
 from deployment.models import Model, encoders
 from deployment.timings import meet, release
 from tune_model.extract.request import Phase
 from tune_model.pipeline.bench.interleave import Contender
-from tune_model.pipeline.bench.points import Point, contenders_at, points_of
+from tune_model.pipeline.bench.points import Point, calls_at, points_of
 
 __all__ = ["run_encoders"]
 
@@ -53,7 +53,7 @@ def _name(model: Model, point: Point) -> str:
 
 def _measure(bench: Bench, here: Deployment, row: _Row) -> dict[str, Any]:
     device = here.tuned.device
-    ours, *peers = contenders_at(row.point, here.tuned, here.original, compile_too=True)
-    made = meet(bench, row.name, Contender("tuned", ours.run), [(p.name, lambda p=p: p.run) for p in peers], device)
+    ours, theirs = calls_at(row.point, here.tuned, here.original)
+    made = meet(bench, row.name, Contender("tuned", ours), peers_of(theirs, device), device)
     tokens = row.point.sizes.get("batch", 1) * row.point.sizes.get("sequence", 197)
     return {"model": row.model.name, **row.point.sizes, "tokens": tokens, **made}

@@ -18,7 +18,7 @@ from tune_model.runtime.kv_cache import KVCache
 from tune_model.runtime.program import Program
 from tune_model.runtime.tuned import TunedModel
 
-__all__ = ["Point", "contenders_at", "points_of"]
+__all__ = ["Point", "calls_at", "contenders_at", "points_of"]
 
 SPARE_SLOTS = 64
 """Cache slots beyond the context that peers get, as a server that generates a short answer would allocate."""
@@ -43,9 +43,16 @@ def points_of(phases: tuple[Phase, ...]) -> Iterator[Point]:
 
 
 def contenders_at(point: Point, tuned: TunedModel, original: nn.Module, *, compile_too: bool) -> list[Contender]:
-    """Return the contenders of a point, the tuned model first.
+    """Return the contenders of a point, the tuned model first; see `calls_at`."""
+    ours, theirs = calls_at(point, tuned, original)
+    return [Contender("tuned", ours), *peers(theirs, tuned.device, compile_too=compile_too)]
 
-    Decode steps of the tuned model run in a cache of the configured length, those of peers in the shortest that fits.
+
+def calls_at(point: Point, tuned: TunedModel, original: nn.Module) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return what runs a point once: the tuned model as a server runs it, and the original as it is.
+
+    Decode steps of the tuned model run in a cache of the configured length, those of the original in the shortest that
+    fits.
     """
     device = tuned.device
     program = tuned.programs[point.phase]
@@ -57,8 +64,7 @@ def contenders_at(point: Point, tuned: TunedModel, original: nn.Module, *, compi
         call = prefill_call(original, point.sizes["batch"], point.sizes["sequence"])
     else:
         call = _forward_call(original, inputs)
-    ours = Contender("tuned", _tuned_call(tuned, point, inputs))
-    return [ours, *peers(call, device, compile_too=compile_too)]
+    return _tuned_call(tuned, point, inputs), call
 
 
 def _tuned_call(tuned: TunedModel, point: Point, inputs: Mapping[str, torch.Tensor]) -> Callable[[], object]:

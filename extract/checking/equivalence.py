@@ -19,8 +19,9 @@ from tune_model.extract.checking.shrink import small_configs
 from tune_model.extract.request import ExportedSource, FactorySource, Phase, Request, TransformersSource
 from tune_model.extract.tracing.build import build_factory, build_real, load_config, make_fake
 from tune_model.extract.tracing.exported import ExportedModule, load_exported, trace_exported
-from tune_model.extract.tracing.front_end import GridError, SourceError, Trace, TraceError
+from tune_model.extract.tracing.front_end import SourceError, Trace, TraceError
 from tune_model.extract.tracing.module import call_by_name, module_inputs, trace_built
+from tune_model.extract.tracing.outputs import named_outputs
 from tune_model.extract.tracing.transformers_model import forward_settings, trace_config
 from tune_model.runtime.execution.executor import Executor
 from tune_model.runtime.expression import evaluate
@@ -110,8 +111,8 @@ def _trace_small(request: Request, config: Any) -> tuple[Trace, ...]:
         traces = trace_config(msgspec.structs.replace(small, inputs=()), source, config)
         if {i.name for i in traces[0].program.inputs} == {i.name for i in request.inputs}:
             return traces
-    except (SourceError, GridError):
-        pass  # its own inputs cannot be derived, or have sizes of other names
+    except (SourceError, TraceError):
+        pass  # its own inputs cannot be derived, are not all, or have sizes of other names
     try:
         return trace_config(small, source, config)
     except TraceError:
@@ -164,26 +165,33 @@ def _small_model(source: TransformersSource, config: Any, task: str) -> tuple[An
 
 def _runs(model: torch.nn.Module) -> bool:
     """Whether the sizes of a shrunk configuration fit together."""
-    given = _some_input(model)
-    if given is None:
+    possible = _some_inputs(model)
+    for given in possible:
+        try:
+            with torch.no_grad():
+                model(**given, **forward_settings(model))
+        except Exception:  # noqa: BLE001, S112 -- any failure says the same
+            continue
         return True
-    try:
-        with torch.no_grad():
-            model(**given, **forward_settings(model))
-    except Exception:  # noqa: BLE001 -- any failure says the same
-        return False
-    return True
+    return not possible
 
 
-def _some_input(model: torch.nn.Module) -> dict[str, torch.Tensor] | None:
-    """Return an input that any model of words or of pictures takes; `None` for others."""
+def _some_inputs(model: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
+    """Return inputs one of which a model of words, of pictures or of both takes; none for others."""
+    accepted = signature(model.forward).parameters
+    words = {"input_ids": torch.zeros(1, 5, dtype=torch.int64)}
     config: Any = getattr(model, "config", None)
+    pictures: dict[str, torch.Tensor] = {}
+    for part in (config, getattr(config, "vision_config", None)):
+        size = getattr(part, "image_size", None)
+        if isinstance(size, int) and not pictures:
+            pictures = {"pixel_values": torch.zeros(1, int(getattr(part, "num_channels", 3)), size, size)}
     match getattr(model, "main_input_name", ""):
-        case "input_ids" if "decoder_input_ids" not in signature(model.forward).parameters:
-            return {"input_ids": torch.zeros(1, 5, dtype=torch.int64)}
-        case "pixel_values" if isinstance(size := getattr(config, "image_size", None), int):
-            return {"pixel_values": torch.zeros(1, int(getattr(config, "num_channels", 3)), size, size)}
-    return None
+        case "input_ids" if "decoder_input_ids" not in accepted:
+            return [words, {**words, **pictures}] if "pixel_values" in accepted and pictures else [words]
+        case "pixel_values" if pictures:
+            return [pictures]
+    return []
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
@@ -344,12 +352,19 @@ def _compare_forward(run: Executor, call: Callable[..., Any], points: list[dict[
         given = {i.name: _fill(i, sizes, seed) for seed, i in enumerate(program.inputs)}
         seen = run.run(given)
         with torch.no_grad():
-            expected = call(**given)
+            expected = _by_name(call(**given), program)
         point = ", ".join(f"{k} {v}" for k, v in sizes.items()) or "fixed sizes"
         for output in program.outputs:
             error = _error(seen[output.name], expected[output.name])
             found.append(Comparison(program.name, f"{output.name} at {point}", error))
     return found
+
+
+def _by_name(returned: Any, program: Program) -> Mapping[str, torch.Tensor]:
+    """Return a model's outputs by the program's names, which tell those of parts within parts."""
+    names = [output.name for output in program.outputs]
+    flat = isinstance(returned, Mapping) and all(isinstance(returned.get(name), torch.Tensor) for name in names)
+    return returned if flat else named_outputs(returned)
 
 
 def _fill(input_: Input, sizes: Mapping[str, int], seed: int) -> torch.Tensor:

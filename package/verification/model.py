@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from tune_model.extract.request import Phase, Request
+from tune_model.extract.tracing.outputs import named_outputs
 from tune_model.package.verification.check import Check
 from tune_model.package.verification.original import original_call
 from tune_model.runtime.execution.invoke import torch_dtype
@@ -107,8 +108,9 @@ def _outputs(original: nn.Module, inputs: Mapping[str, Tensor], program: Program
     """Run the original; results by the program's names, which are transformers' or the order of what is returned."""
     made = original_call(original, inputs)(inputs)
     names = [output.name for output in program.outputs]
-    if isinstance(made, Mapping) and set(names) <= made.keys():
-        return {name: made[name] for name in names}
+    for found in (made, named_outputs(made)):
+        if isinstance(found, Mapping) and all(isinstance(found.get(name), Tensor) for name in names):
+            return {name: found[name] for name in names}
     values = made.values() if isinstance(made, Mapping) else made if isinstance(made, tuple | list) else (made,)
     return dict(zip(names, (value for value in values if isinstance(value, Tensor)), strict=False))
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import tune_model
+from tune_model.extract.tracing.outputs import named_outputs
 from tune_model.package.read import Artifact
 from tune_model.package.verification.original import build_original, original_call
 from tune_model.runtime.execution.invoke import torch_dtype
@@ -101,7 +102,7 @@ def _forward_errors(tuned: TunedModel, original: nn.Module) -> dict[str, float]:
         point = _point(program, *sizes)
         inputs = {item.name: _random(item, point, seed) for seed, item in enumerate(program.inputs)}
         seen = tuned.run(program.name, inputs)
-        expected = original_call(original, inputs)(inputs)
+        expected = named_outputs(original_call(original, inputs)(inputs))
         at = ", ".join(f"{name} {size}" for name, size in point.items())
         for name, tensor in seen.items():
             errors[f"{name} at {at}"] = _error(*(_unpadded(t, inputs) for t in (tensor, expected[name])))

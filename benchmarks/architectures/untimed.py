@@ -6,8 +6,9 @@ layout than the checkpoint's, and fallbacks, and nothing is measured for minutes
 
 from tune_model.extract.task import Plan, PlannedTask
 from tune_model.runtime.kernel import Kernel
-from tune_model.tune.candidate import Candidate, Effort, Rejected
+from tune_model.tune.candidate import Built, Candidate, Effort, Rejected
 from tune_model.tune.choice import Choice, Tuning
+from tune_model.tune.families.aten import Aten
 from tune_model.tune.families.mkldnn_linear import MkldnnLinear
 from tune_model.tune.records.database import Finalist
 from tune_model.tune.search.layouts import settle_layouts
@@ -29,10 +30,16 @@ def untimed(plan: Plan, target: Target) -> Tuning:
     for task in settled.plan.tasks:
         candidate = settled.winners[task.key].candidate
         ours = candidate.family != "aten"
-        kernel = built[task.key][1] if ours else Kernel(task.task.form.body)
+        kernel = built[task.key][1] if ours else _plain(task, target)
         status = "tuned" if ours else "no gain"
         choices.append(Choice(task.key, candidate, kernel, 1.0, 1.0, 1.0, 1.0, (), (), status))
     return Tuning(settled.plan, target, tuple(choices), {}, 0, 0, 0.0)
+
+
+def _plain(task: PlannedTask, target: Target) -> Kernel:
+    made = Aten().build(task.task, (), target)
+    assert isinstance(made, Built)  # noqa: S101 (it rejects nothing)
+    return made.kernel
 
 
 def _packed(task: PlannedTask, target: Target) -> tuple[Candidate, Kernel] | None:

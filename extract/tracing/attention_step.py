@@ -83,6 +83,8 @@ _HARMLESS = frozenset(
     }
 )
 
+_KNOWN_AS = {"s_aux": "attention sinks", "position_bias": "a bias for every distance"}
+
 
 def classify_mask(rule: Callable[..., Any], window: int | None) -> CausalMask | None:
     """Say which mask a rule describes; `None` when it is neither causal nor a causal sliding window.
@@ -164,7 +166,8 @@ def causal_attention_steps(log: AttentionLog) -> Iterator[str]:
             raise TraceError(f"{where} got {_kind(attention_mask)} as its mask; expected a causal one")
         if is_causal is False or getattr(module, "is_causal", True) is False:
             raise TraceError(f"{where} is not causal; expected a decoder's self-attention")
-        unknown = sorted(k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS)
+        passed = sorted(k for k, v in others.items() if v is not None and v is not False and k not in _HARMLESS)
+        unknown = [f"{k} ({_KNOWN_AS[k]})" if k in _KNOWN_AS else k for k in passed]
         if unknown:
             raise TraceError(f"{where} passes {', '.join(unknown)} to its attention, which programs do not have")
         if others.get("dropout"):

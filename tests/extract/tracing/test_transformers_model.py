@@ -134,7 +134,7 @@ def test_a_speech_model_takes_features_and_tokens():
         (
             decoder("gpt_oss", num_local_experts=4, head_dim=16),
             TraceError,
-            "GptOssAttention of layer 0 passes s_aux to its attention",
+            r"GptOssAttention of layer 0 passes s_aux \(attention sinks\) to its attention",
         ),
         (
             decoder("llama4_text", num_local_experts=4, attention_chunk_size=4, intermediate_size_mlp=96),

@@ -5,7 +5,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from tune_model.runtime.engine import Engine, ModelParts
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.execution.executor import Executor, InputError
 from tune_model.runtime.generation.completion import Generation
-from tune_model.runtime.generation.generate import Prompts, each_row, generate_tokens
+from tune_model.runtime.generation.generate import Eos, Prompts, as_prompts, each_row, generate_tokens
 from tune_model.runtime.generation.phases import Phases
 from tune_model.runtime.generation.sampling import Sampling
 from tune_model.runtime.generation.scheduler import Scheduler
@@ -106,9 +106,9 @@ class TunedModel:
     def __call__(self, *args: Tensor, **kwargs: Tensor) -> Tensor | dict[str, Tensor]:
         """Run the model once.
 
-        A causal language model takes `input_ids` (rows of one length) and gives the logits after the last token,
-        (batch, 1, vocabulary); other models take their program's inputs by position or name. Token numbers that lie on
-        the host are checked; those on a GPU are not, as that would wait for it.
+        A causal language model takes `input_ids` alone (rows of one length, no mask) and gives the logits after the
+        last token, (batch, 1, vocabulary); other models take their program's inputs by position or name. Token numbers
+        that lie on the host are checked; those on a GPU are not, as that would wait for it.
 
         Returns:
             The output, or outputs by name where there are several.
@@ -120,6 +120,9 @@ class TunedModel:
         phase = next((name for name in ("forward", "prefill") if name in self.programs), next(iter(self.programs)))
         program = self.programs[phase]
         names = [item.name for item in program.inputs if item.role == "user"]
+        cached = any(item.role == "cache" for item in program.inputs)
+        if cached:
+            names = names[:1]  # whoever passes a mask after the tokens must not have it taken for positions
         if len(args) > len(names):
             raise InputError(f"{len(args)} positional inputs given; the model takes {names}")
         twice = [name for name in names[: len(args)] if name in kwargs]
@@ -128,24 +131,44 @@ class TunedModel:
         given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
         if self.device.type != "cpu":
             self._engine.check(phase, given)
-        inputs = {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in given.items()}
-        if any(item.role == "cache" for item in program.inputs):
+        inputs = {name: self._on_device(name, value) for name, value in given.items()}
+        if cached:
             inputs = self._with_fresh_cache(program, inputs)
         outputs = self.run(phase, inputs)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def _on_device(self, name: str, value: Any) -> Any:
+        """Move an input to the model's device; what is no tensor, the program refuses."""
+        if not isinstance(value, Tensor):
+            return value
+        if value.is_meta or value.layout != torch.strided:
+            kind = "meta" if value.is_meta else str(value.layout).removeprefix("torch.")
+            raise InputError(f"input {name!r} is a {kind} tensor; expected one with values at strides")
+        return value.to(self.device)
 
     def _with_fresh_cache(self, program: Program, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Complete a prefill's inputs for a call without a cache of its own."""
         ids = inputs.get("input_ids")
         if not isinstance(ids, Tensor) or ids.dim() != 2:
-            raise InputError("expected input_ids of shape (batch, length)")
+            seen = f"of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
+            seen = "missing" if ids is None else seen
+            raise InputError(f"input 'input_ids' is {seen}; expected a tensor of shape (batch, length)")
         batch, length = ids.shape
+        for symbol in program.symbols:  # before a cache of that many rows is made
+            if symbol.input == "input_ids" and not symbol.minimum <= ids.shape[symbol.axis] <= symbol.maximum:
+                raise InputError(
+                    f"input 'input_ids' has size {ids.shape[symbol.axis]} in dim {symbol.axis}; expected "
+                    f"{symbol.name} from {symbol.minimum} to {symbol.maximum}"
+                )
         names = {item.name for item in program.inputs}
         positions = torch.arange(length, device=self.device).expand(batch, length)
         inputs.setdefault("positions", positions.contiguous())
         if "logits_index" in names:
             inputs.setdefault("logits_index", torch.full((1,), length - 1, device=self.device))
-        return {**inputs, **KVCache(program, batch, self.device).slice(0, batch)}
+        cache = KVCache(program, batch, self.device)
+        if length > cache.max_length:
+            raise InputError(f"input 'input_ids' has {length} tokens per row; the cache holds {cache.max_length}")
+        return {**inputs, **cache.slice(0, batch)}
 
     def scheduler(self, rows: int | None = None, *, prompt_tokens: int | None = None) -> Scheduler:
         """Make a scheduler with a cache of its own, for a server that takes prompts as they come.
@@ -171,7 +194,7 @@ class TunedModel:
         prompts: Prompts,
         max_new_tokens: int,
         *,
-        eos: Sequence[int] = (),
+        eos: Eos = (),
         sampling: Sampling | Sequence[Sampling] | None = None,
     ) -> Iterator[tuple[int | None, ...]]:
         """Generate tokens, one per row and step.
@@ -179,7 +202,7 @@ class TunedModel:
         Args:
             prompts: One or more sequences of token numbers; lengths may differ. More than the model has rows wait.
             max_new_tokens: Per row.
-            eos: Tokens that end a row; they are yielded.
+            eos: Tokens that end a row, or the one that does; they are yielded.
             sampling: How tokens are picked, for all rows (the seed counts up from row to row) or for each; greedily by
                 default.
 
@@ -193,6 +216,7 @@ class TunedModel:
         self._check_process()
         self.language()
         self.check_weights()
+        prompts = as_prompts(prompts)
         return self._generate(prompts, each_row(len(prompts), max_new_tokens, eos, sampling))
 
     def _generate(self, prompts: Prompts, generations: Sequence[Generation]) -> Iterator[tuple[int | None, ...]]:
@@ -214,10 +238,11 @@ class TunedModel:
         prompts: Prompts,
         max_new_tokens: int,
         *,
-        eos: Sequence[int] = (),
+        eos: Eos = (),
         sampling: Sampling | Sequence[Sampling] | None = None,
     ) -> list[list[int]]:
         """Generate as `generate` does and return each row's new tokens."""
+        prompts = as_prompts(prompts)
         made: list[list[int]] = [[] for _ in prompts]
         for step in self.generate(prompts, max_new_tokens, eos=eos, sampling=sampling):
             for row, token in zip(made, step, strict=True):
@@ -281,6 +306,10 @@ class TunedModel:
     def coverage(self) -> Coverage:
         """Return the counters of what ran: tuned exactly, tuned nearby, or not."""
         return self._engine.coverage
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied or pickled, in words: its code and graphs belong to this process."""
+        raise TypeError("a tuned model cannot be copied or pickled; load its artifact again where it is wanted")
 
     def _check_process(self) -> None:
         """Refuse to run in a forked child: the CUDA context and OpenMP's threads stayed in the parent.

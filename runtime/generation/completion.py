@@ -1,6 +1,7 @@
 """One prompt on its way to its answer: what was asked, and what has come of it so far."""
 
 import traceback
+from collections.abc import Set
 from numbers import Integral
 from typing import Literal
 
@@ -25,7 +26,7 @@ class Generation(msgspec.Struct, frozen=True):
         sampling: How tokens are picked.
 
     Raises:
-        InputError: The limit is negative or no integer.
+        InputError: The limit is negative or no integer, or something is of another kind.
     """
 
     max_new_tokens: int
@@ -36,6 +37,12 @@ class Generation(msgspec.Struct, frozen=True):
         count: object = self.max_new_tokens  # whatever the caller gave
         if not isinstance(count, Integral) or int(count) < 0:
             raise InputError(f"max_new_tokens is {count!r}; expected an integer, 0 or more")
+        ends: object = self.eos
+        if not isinstance(ends, Set) or not all(isinstance(token, Integral) for token in ends):
+            raise InputError(f"eos is {ends!r}; expected a set of token numbers")
+        sampling: object = self.sampling
+        if not isinstance(sampling, Sampling):
+            raise InputError(f"sampling is a {type(sampling).__name__}; expected a Sampling")
 
 
 class Completion:

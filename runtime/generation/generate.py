@@ -1,6 +1,7 @@
 """Generate text for a few prompts at once: a scheduler's steps as an iterator."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import index
 
 from torch import Tensor
 
@@ -9,37 +10,65 @@ from tune_model.runtime.generation.completion import Completion, CompletionFaile
 from tune_model.runtime.generation.sampling import Sampling
 from tune_model.runtime.generation.scheduler import Scheduler
 
-__all__ = ["Prompts", "each_row", "generate_tokens"]
+__all__ = ["Eos", "Prompts", "as_prompts", "each_row", "generate_tokens"]
 
 Prompts = Sequence[Sequence[int]] | Sequence[Tensor] | Tensor
 """One or more sequences of token numbers; lengths may differ."""
 
+Eos = int | Iterable[int] | None
+"""Tokens that end a row, as configurations of models give them: several, one, or none."""
+
+
+def as_prompts(prompts: object) -> Prompts:
+    """Return prompts that can be counted and gone through twice.
+
+    Raises:
+        InputError: They are no sequences.
+    """
+    if isinstance(prompts, Tensor | Sequence) and not isinstance(prompts, str | bytes):
+        if isinstance(prompts, Tensor) and prompts.dim() != 2:
+            raise InputError(f"prompts is a tensor of shape {tuple(prompts.shape)}; expected (prompts, length)")
+        return prompts
+    if isinstance(prompts, Iterable) and not isinstance(prompts, str | bytes | Mapping):
+        return list(prompts)
+    raise InputError(f"prompts is a {type(prompts).__name__}; expected a list with a list of token numbers for each")
+
 
 def each_row(
-    rows: int, max_new_tokens: int, eos: Sequence[int], sampling: Sampling | Sequence[Sampling] | None
+    rows: int, max_new_tokens: int, eos: Eos, sampling: Sampling | Sequence[Sampling] | None
 ) -> list[Generation]:
     """Say what each row generates.
 
     Args:
         rows: How many.
         max_new_tokens: Per row.
-        eos: Tokens that end a row.
+        eos: Tokens that end a row, or the one that does.
         sampling: One per row; or one for all, whose seed the rows count on from, so that equal prompts get different
             answers.
 
     Raises:
-        InputError: There is another number of samplings than of rows.
+        InputError: There is another number of samplings than of rows, or something is of another kind.
     """
-    if sampling is None:
-        sampling = Sampling()
-    if isinstance(sampling, Sampling):
-        base = sampling
+    base: object = Sampling() if sampling is None else sampling  # whatever the caller gave
+    if isinstance(base, Sampling):
         drawn = [base if base.temperature == 0 else _counted(base, row) for row in range(rows)]
+    elif isinstance(base, Iterable) and not isinstance(base, Mapping):
+        drawn = list(base)
     else:
-        drawn = list(sampling)
+        raise InputError(f"sampling is a {type(base).__name__}; expected a Sampling, or a list of one per prompt")
     if len(drawn) != rows:
         raise InputError(f"{len(drawn)} samplings given for {rows} prompts; expected one for all or one for each")
-    return [Generation(max_new_tokens, frozenset(eos), one) for one in drawn]
+    ends = _tokens(eos)
+    return [Generation(max_new_tokens, ends, one) for one in drawn]
+
+
+def _tokens(eos: Eos) -> frozenset[int]:
+    try:
+        if eos is None:
+            return frozenset()
+        return frozenset(index(token) for token in (eos if isinstance(eos, Iterable) else [eos]))
+    except TypeError as error:
+        raise InputError(f"eos is {eos!r}; expected token numbers") from error
 
 
 def _counted(sampling: Sampling, row: int) -> Sampling:
@@ -64,20 +93,20 @@ def generate_tokens(
         raise InputError("no prompt given; expected at least one")
     rows: list[Completion] = []
     try:
-        for index, (prompt, generation) in enumerate(zip(prompts, generations, strict=True)):
+        for number, (prompt, generation) in enumerate(zip(prompts, generations, strict=True)):
             try:
                 rows.append(scheduler.submit(prompt, generation))
             except InputError as error:
-                raise InputError(f"prompt {index}: {error}") from error
-        place = {id(completion): index for index, completion in enumerate(rows)}
+                raise InputError(f"prompt {number}: {error}") from error
+        place = {id(completion): number for number, completion in enumerate(rows)}
         while not scheduler.idle:
             step: list[int | None] = [None] * len(rows)
             for completion, token in _step(scheduler, place):
-                index = place[id(completion)]
-                if step[index] is not None:  # its first token and the next arrive together
+                number = place[id(completion)]
+                if step[number] is not None:  # its first token and the next arrive together
                     yield tuple(step)
                     step = [None] * len(rows)
-                step[index] = token
+                step[number] = token
             if any(token is not None for token in step):
                 yield tuple(step)
     finally:
@@ -91,9 +120,9 @@ def _step(scheduler: Scheduler, place: Mapping[int, int]) -> list[tuple[Completi
     try:
         return scheduler.step()
     except CompletionFailedError as failed:
-        error, index = failed.completion.error, place[id(failed.completion)]
+        error, number = failed.completion.error, place[id(failed.completion)]
         reason = failed
     if error is None:
         raise reason
-    error.add_note(f"while prompt {index} was read")
+    error.add_note(f"while prompt {number} was read")
     raise error

@@ -6,6 +6,7 @@ on its own logits and seed alone, never on who shares the batch.
 """
 
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import msgspec
@@ -40,7 +41,7 @@ class Sampling(msgspec.Struct, frozen=True):
             its prompt included; 1 changes nothing.
 
     Raises:
-        InputError: A value is out of its range.
+        InputError: A value is out of its range or of another kind.
     """
 
     temperature: float = 0.0
@@ -50,6 +51,16 @@ class Sampling(msgspec.Struct, frozen=True):
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        for name, kind, expected in (
+            ("temperature", Real, "a number"),
+            ("top_k", Integral, "an integer"),
+            ("top_p", Real, "a number"),
+            ("repetition_penalty", Real, "a number"),
+            ("seed", Integral, "an integer of 64 bits"),
+        ):
+            given: object = getattr(self, name)  # whatever the caller gave
+            if isinstance(given, bool) or not isinstance(given, kind):
+                raise InputError(f"sampling: {name} is {given!r}; expected {expected}")
         for name, value, legal, expected in (
             ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "0 or more"),
             ("top_k", self.top_k, self.top_k >= 0, "0 or more"),

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import pytest
 import torch
 from small_programs import (
@@ -57,3 +60,44 @@ def test_a_scheduler_of_nothing_is_refused_not_the_default():
             model.scheduler(2, prompt_tokens=tokens)
     assert model.scheduler().cache.rows == 8
     assert model.scheduler(2, prompt_tokens=1).prompt_tokens == 1
+
+
+def test_a_language_model_takes_tokens_alone():
+    """A mask passed after the tokens was taken for their positions: wrong logits, without a word."""
+    model = language()
+    ids = torch.tensor([[3, 1, 4]])
+    with pytest.raises(InputError, match=r"2 positional inputs given; the model takes \['input_ids'\]"):
+        model(ids, torch.ones_like(ids))
+    with pytest.raises(InputError, match=r"unknown: \['attention_mask'\]"):
+        model(ids, attention_mask=torch.ones_like(ids))
+
+
+def test_calls_that_fit_no_program_say_so_of_what_was_given():
+    """They named the cache or positions, which no caller passes, and made a cache of any number of rows first."""
+    model = language()
+    with pytest.raises(InputError, match="'input_ids' has size 0 in dim 0; expected batch from 1 to 8"):
+        model(torch.zeros(0, 3, dtype=torch.int64))
+    with pytest.raises(InputError, match="'input_ids' has size 10000000000 in dim 0"):
+        model(torch.zeros(1, 3, dtype=torch.int64).expand(10_000_000_000, 3))
+    with pytest.raises(InputError, match=r"'input_ids' (has size|has) \d+"):
+        model(torch.zeros(1, 10_000, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"'input_ids' is of shape \(3,\); expected"):
+        model(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(InputError, match="'input_ids' is a list; expected a tensor"):
+        model([[1, 2]])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="'input_ids' is missing; expected a tensor"):
+        model()
+
+
+@pytest.mark.parametrize(("given", "kind"), [(torch.zeros(1, 3).long().to("meta"), "meta"), (None, "sparse_coo")])
+def test_tensors_without_values_at_strides_are_refused(given: torch.Tensor | None, kind: str):
+    """They failed deep in torch."""
+    ids = torch.ones(1, 3).long().to_sparse() if given is None else given
+    with pytest.raises(InputError, match=f"'input_ids' is a {kind} tensor; expected one with values at strides"):
+        language()(ids)
+
+
+def test_copying_a_model_says_that_it_cannot_be_copied(model: TunedModel):
+    for copied in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(TypeError, match="load its artifact again"):
+            copied(model)  # type: ignore[operator]

@@ -12,6 +12,7 @@ from small_programs import (
 
 from tune_model.extract.tracing.likeliest import add_likeliest_token
 from tune_model.runtime.execution.executor import InputError
+from tune_model.runtime.generation.completion import Generation
 from tune_model.runtime.generation.decoder import context_hint
 from tune_model.runtime.generation.sampling import Sampling
 from tune_model.runtime.kv_cache import KVCache
@@ -176,3 +177,29 @@ def test_an_abandoned_generation_leaves_the_model_usable(model: TunedModel):
     next(stream)
     stream.close()
     assert model.complete(PROMPTS, NEW) == [language_greedy(p, NEW, WEIGHTS) for p in PROMPTS]
+
+
+def test_ends_are_given_as_configurations_of_models_give_them(model: TunedModel):
+    """A tensor of ends never matched a token, and one number alone was a TypeError."""
+    end = model.complete(PROMPTS[:1], NEW)[0][2]
+    expected = model.complete(PROMPTS[:1], NEW, eos=[end])
+    assert len(expected[0]) <= 3
+    for given in (end, {end}, torch.tensor([end])):
+        assert model.complete(PROMPTS[:1], NEW, eos=given) == expected
+    assert model.complete(PROMPTS[:1], NEW, eos=None) == model.complete(PROMPTS[:1], NEW)
+    for wrong in ("x", [1.5], ["2"]):
+        with pytest.raises(InputError, match=r"eos is .*; expected token numbers"):
+            model.complete(PROMPTS[:1], NEW, eos=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"eos is .*; expected a set of token numbers"):
+        Generation(3, frozenset({"x"}))  # type: ignore[arg-type]
+
+
+def test_prompts_and_samplings_of_another_kind_are_one_clear_error(model: TunedModel):
+    assert model.complete(iter(PROMPTS), NEW) == model.complete(PROMPTS, NEW)  # type: ignore[arg-type]
+    for prompts in (None, "abc", {1: 2}, torch.tensor([1, 2])):
+        with pytest.raises(InputError, match=r"prompts is a .*; expected"):
+            model.complete(prompts, 1)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="sampling is a dict; expected a Sampling"):
+        model.complete(PROMPTS, 1, sampling={"temperature": 1})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="sampling is a str; expected a Sampling"):
+        model.complete([[1]], 1, sampling=["greedy"])  # type: ignore[list-item]

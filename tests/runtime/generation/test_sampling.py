@@ -1,5 +1,8 @@
 """Tokens against distributions worked out in float64."""
 
+import re
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -141,4 +144,12 @@ def test_the_largest_draw_picks_a_possible_token():
 )
 def test_values_out_of_range_are_refused(fields: dict[str, float]):
     with pytest.raises(InputError, match=next(iter(fields))):
+        Sampling(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"temperature": "hot"}, {"top_k": 2.5}, {"seed": 1.5}, {"top_p": None}])
+def test_values_of_another_kind_are_refused(fields: dict[str, Any]):
+    """A seed of 1.5 failed when its row started, inside a step that others shared; a top_k of 2.5 was rounded."""
+    name, value = next(iter(fields.items()))
+    with pytest.raises(InputError, match=f"sampling: {name} is {re.escape(repr(value))}; expected a"):
         Sampling(**fields)

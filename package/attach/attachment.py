@@ -38,6 +38,25 @@ class NotAnsweredError(TuneModelError):
     exit_code = 4
 
 
+class _Forward:
+    """The `forward` of one module object. Copies of the module, unpickled ones too, get their class's own.
+
+    A function would be shared with copies, which would then compute with this module's weights.
+    """
+
+    def __init__(self, module: "nn.Module", call: Callable[..., Any], original: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, original)
+        self._module = module
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of the copy, which has no attributes yet: the method of its class.
+        return getattr, (self._module, "forward")
+
+
 class Attachment:
     """Tuned programs behind a module's `forward`.
 
@@ -59,14 +78,11 @@ class Attachment:
         self._answered = 0
         self._unmatched: Counter[str] = Counter()
         self._original: Callable[..., Any] = module.forward
+        self._installed = _Forward(module, self.call, self._original)
+        module.forward = self._installed
 
-        @functools.wraps(self._original)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._forward(args, kwargs)
-
-        module.forward = forward
-
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of the module's `forward`."""
         import torch
 
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
@@ -96,7 +112,7 @@ class Attachment:
 
     def detach(self) -> None:
         """Give the module its own `forward` back. Parameters stay where they are."""
-        if "forward" in vars(self.module):
+        if vars(self.module).get("forward") is self._installed:
             del self.module.forward
 
 
@@ -128,11 +144,13 @@ def attach(
         SignatureError: The artifact is not signed by the key.
         ArtifactError: The artifact is damaged, foreign or of another version.
         OtherMachineError: Its kernels cannot run here.
-        OtherModelError: The module is another model.
+        OtherModelError: The module is another model, or runs on an artifact already.
         WeightError: Its weights do not fit.
     """
     import torch
 
+    if isinstance(vars(module).get("forward"), _Forward):
+        raise OtherModelError(f"{artifact}: the module runs on an artifact already; expected to be detached first")
     key = None if verify_key is None else read_verify_key(verify_key)
     device = _device_of(module)
     opened = open_artifact(artifact, None if device is None else part_for_device(device), key)

@@ -1,6 +1,8 @@
 """Encoders and plain modules before and after `attach`."""
 
-from collections.abc import Iterator
+import copy
+import io
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -143,3 +145,40 @@ def test_a_module_of_any_kind(write: Any):
     attached.detach()
     assert model(x).keys() == expected.keys()
     assert attached.answered == 2
+
+
+def through_a_file(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, through_a_file, lambda model: copy.deepcopy(copy.deepcopy(model))])
+def test_copies_compute_with_their_own_weights(write: Any, make: Callable[[nn.Module], nn.Module]):
+    """A deep copy shared `forward`, and so computed with the weights of what it was copied from; saving failed."""
+    model = original(MIXED)
+    attached = tune_model.attach(model, write("mixed", MIXED))
+    copied, reference = make(model), original(MIXED)
+    for module in (copied, reference):
+        for parameter in module.parameters():
+            parameter.mul_(0.5)
+    given = {"x": torch.randn(3, 8)}
+    torch.testing.assert_close(copied(**given), reference(**given))
+    assert attached.answered == 0
+    torch.testing.assert_close(dict(model(**given)), original(MIXED)(**given), atol=2e-5, rtol=2e-5)
+    assert attached.answered == 1
+
+
+def test_a_module_is_attached_to_one_artifact_at_a_time(write: Any):
+    """The first attachment answered nothing any more, and detaching it detached the second."""
+    model = original(MIXED)
+    first = tune_model.attach(model, write("mixed", MIXED))
+    with pytest.raises(tune_model.OtherModelError, match="runs on an artifact already; expected to be detached first"):
+        tune_model.attach(model, write("mixed", MIXED))
+    first.detach()
+    second = tune_model.attach(model, write("mixed", MIXED))
+    first.detach()
+    model(torch.randn(3, 8))
+    assert (first.answered, second.answered) == (0, 1)

@@ -19,7 +19,7 @@ __all__ = ["exit_code", "finish", "tune_options"]
 
 EXIT_PARTIAL: Final = 3
 EXIT_INTERRUPTED: Final = 130
-_COMPLETE: Final = frozenset({"tuned", "no gain", "layout", "disturbed"})
+_COMPLETE: Final = frozenset({"tuned", "no gain", "layout", "invariant", "disturbed"})
 
 
 def tune_options(config: "Config", store: Path, *, recheck: bool) -> "TuneOptions":
@@ -66,7 +66,7 @@ def finish(contents: "ArtifactContents", output: str, *, as_json: bool, signer: 
 
 
 def exit_code(tuning: "Tuning") -> int:
-    """Return 0 when every task was searched, 3 when some failed or the budget ended first, 130 after Ctrl-C."""
+    """Return 0 when every task was searched, 3 when some failed or the budget ended first, 130 after a signal."""
     if tuning.stopped == "interrupted":
         return EXIT_INTERRUPTED
     complete = all(choice.status in _COMPLETE for choice in tuning.choices)

@@ -69,8 +69,8 @@ class WinnerLostError(TuneModelError):
 def tune(plan: Plan, target: Target, options: TuneOptions, report: Callable[[Event], None]) -> Tuning:
     """Tune every task of a plan on this machine.
 
-    The first Ctrl-C lets the candidate in flight finish and returns what there is (`Tuning.stopped`); a second one
-    raises `KeyboardInterrupt`.
+    The first Ctrl-C or SIGTERM lets the candidate in flight finish and returns what there is (`Tuning.stopped`); a
+    second one raises `KeyboardInterrupt`.
 
     Args:
         plan: As extracted.
@@ -393,18 +393,21 @@ def _measurement(timing: Timing) -> Measurement:
 
 @contextmanager
 def _interruptible(stop: threading.Event) -> Iterator[None]:
-    """Turn the first Ctrl-C into a request to stop; the second is Python's own."""
+    """Turn the first Ctrl-C or SIGTERM (a batch system's time is up) into a request to stop; the second interrupts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def request(_number: int, _frame: FrameType | None) -> None:
         stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in before:
+            signal.signal(number, signal.default_int_handler)
 
-    signal.signal(signal.SIGINT, request)
+    for number in before:
+        signal.signal(number, request)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -6,12 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import slow_tune
 from tuning_fakes import alive
 
 from tune_model.tune.records.database import Records
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
@@ -43,28 +46,40 @@ def stored(folder: Path) -> int:
         records.close()
 
 
+class Ended(NamedTuple):
+    """A tune that was sent a signal, and its workers."""
+
+    tune: subprocess.Popen[str]
+    folder: Path
+    workers: list[int]
+
+
 @pytest.fixture(scope="module")
-def tunes(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, tuple[subprocess.Popen[str], Path]]:
-    """A tune for each signal, started together: starting is what takes long."""
-    folders = {number: tmp_path_factory.mktemp(number.name) for number in (signal.SIGINT, signal.SIGKILL)}
-    return {number: (start(folder), folder) for number, folder in folders.items()}
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, Ended]:
+    """A tune for each signal, started together (starting is what takes long) and stopped before any is over."""
+    folders = {number: tmp_path_factory.mktemp(number.name) for number in SIGNALS}
+    tunes = {number: start(folder) for number, folder in folders.items()}
+    found = {}
+    for number, tune in tunes.items():
+        wait_for_candidates(tune, 4)
+        found[number] = Ended(tune, folders[number], children(tune.pid))
+        os.killpg(tune.pid, number)
+    return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill"])
+@pytest.mark.parametrize("number", SIGNALS, ids=["ctrl-c", "terminate", "kill"])
 def test_what_was_measured_is_kept_and_nothing_is_left_running(
-    tunes: dict[signal.Signals, tuple[subprocess.Popen[str], Path]], number: signal.Signals
+    ended: dict[signal.Signals, Ended], number: signal.Signals
 ):
-    tune, folder = tunes[number]
-    wait_for_candidates(tune, 4)
-    workers = children(tune.pid)
+    """SIGTERM, how batch systems and containers end what takes too long, threw the artifact away."""
+    tune, folder, workers = ended[number]
     assert workers
-    os.killpg(tune.pid, number)
     rest = tune.communicate(timeout=120)[0]
     deadline = time.monotonic() + 60
     while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in workers if alive(pid)]
-    if number == signal.SIGINT:
+    if number != signal.SIGKILL:
         assert tune.returncode == 0
         assert "stopped=interrupted" in rest
         assert stored(folder) == 4 + rest.split().count("CandidateDone")

@@ -20,6 +20,7 @@ import click
 import tune_model
 from tune_model.pipeline.commands import COMMANDS, DEFAULT
 from tune_model.pipeline.config import shipped_configs
+from tune_model.pipeline.streams import outlive_readers
 from tune_model.runtime.errors import TuneModelError
 
 __all__ = ["main"]
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         arguments: What follows the program's name; the process's own arguments by default.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    outlive_readers()
     sys.exit(run(arguments))
 
 
@@ -123,6 +125,8 @@ def run(arguments: list[str]) -> int:
         refuse_empty(arguments)
         with _short_warnings():
             result: Any = group.main(arguments, prog_name="tune-model", standalone_mode=False, obj=tuple(arguments))
+        if sys.stdout is not None:  # it is where it was closed
+            sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -135,10 +139,6 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, a pager) has seen enough. Point stdout elsewhere so that the final flush is quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (TuneModelError, OSError) as error:
         if "--traceback" in arguments:
             raise

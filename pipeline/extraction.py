@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from tune_model.pipeline.config import ConfigError, LoadedConfig, TorchModel, TransformersModel
 from tune_model.pipeline.request import ModelNotFoundError, make_request
+from tune_model.pipeline.streams import prints_of_others
 from tune_model.runtime.errors import TuneModelError
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def extract_configured(loaded: LoadedConfig) -> "tuple[Request, Extraction]":
         effort = loaded.config.search.effort
         # Residual sums in another place make new matmuls, which take longest to tune; heads within attention do not.
         widest = Grouping(sums_with_norms=effort == "thorough", heads_with_attention=effort != "quick")
-        return request, extract(request, operators=loaded.config.workload.operators, widest=widest)
+        with prints_of_others():
+            return request, extract(request, operators=loaded.config.workload.operators, widest=widest)
     except ConfigError:
         raise
     except ModelNotFoundError as error:

@@ -1,6 +1,7 @@
 """`tune-model verify ARTIFACT`: is it whole, does it fit this machine, does it compute what the model computes."""
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ def command(
     from tune_model.package.verify import verify
     from tune_model.pipeline.console import console
     from tune_model.pipeline.stored import stored_request
+    from tune_model.pipeline.streams import prints_of_others
 
     out = console()
 
@@ -53,14 +55,15 @@ def command(
         if not as_json:
             out.print(line(check), markup=False, soft_wrap=True)
 
-    report = verify(
-        artifact_path,
-        request=lambda artifact: stored_request(artifact, Path.cwd()),
-        weights=None if weights_path is None else Path(weights_path),
-        device=device,
-        report=show,
-        verify_key=verify_key,
-    )
+    with prints_of_others() if as_json else nullcontext():
+        report = verify(
+            artifact_path,
+            request=lambda artifact: stored_request(artifact, Path.cwd()),
+            weights=None if weights_path is None else Path(weights_path),
+            device=device,
+            report=show,
+            verify_key=verify_key,
+        )
     counts = Counter(check.outcome for check in report.checks)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report)).decode())

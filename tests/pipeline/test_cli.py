@@ -1,8 +1,10 @@
 """The command's frame: dispatch, one-line errors and exit codes. Each command's own behaviour has its own file."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -112,12 +114,18 @@ def test_a_traceback_on_request(fake_tune):
         cli.run(["--traceback", "model.yaml", "refuse"])
 
 
-def test_help_and_schema_of_the_installed_command():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_help_and_schema_of_the_installed_command(unbuffered: str):
     code = "from tune_model.pipeline.cli import main; main()"
     shown = {}
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}  # both streams are made differently then
     for arguments in (["--help"], ["schema"], ["schema", "--help"], ["--version"], []):
         done = subprocess.run(
-            [sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, check=False
+            [sys.executable, "-P", "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
         )
         shown[" ".join(arguments)] = done.stdout
         assert done.returncode == (0 if arguments else 2), done.stderr
@@ -138,3 +146,43 @@ def test_a_reader_that_leaves_early_is_no_error():
 def test_every_command_has_help_that_teaches(name, capsys):
     assert cli.run([name, "--help"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > 8
+
+
+def test_a_command_ends_as_it_would_when_its_reader_has_left(tmp_path: Path):
+    """`tune-model tune ... --json | head` ended the tune with exit code 1, and a gate's code was lost."""
+    code = """
+import sys, click
+from tune_model.pipeline import cli
+@cli.group.command("flood")
+def flood():
+    for number in range(20000):
+        click.echo(f"line {number}")
+        click.echo(f"line {number}", err=True)
+    open(sys.argv[1], "w").close()
+    return 5
+cli.CommandGroup.get_command = lambda self, ctx, name: flood
+cli.COMMANDS["flood"] = ""
+cli.main(["flood"])
+"""
+    done_mark = tmp_path / "done"
+    command = f"{sys.executable} -P - {done_mark} 2>&1 <<'E' | head -n 1; exit ${{PIPESTATUS[0]}}\n{code}\nE"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (5, "line 0\n", "")
+    assert done_mark.exists()
+
+
+def test_a_full_disk_behind_standard_output_is_one_line():
+    code = "from tune_model.pipeline.cli import main; main(['schema'])"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == "error: standard output or error: No space left on device\n"
+
+
+def test_a_closed_standard_output_is_no_error():
+    code = "from tune_model.pipeline.cli import main; main(['schema'])"
+    command = f'{sys.executable} -P -c "{code}" >&-'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,6 +1,7 @@
 """`tune-model plan`: needs neither a GPU nor weights, whatever the target."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,3 +43,26 @@ def test_effort_says_what_competes(capsys):
     rivals = json.loads(capsys.readouterr().out)["rivals"]
     assert len(rivals) == 7
     assert [label.rpartition(" + ")[2] for label in rivals[0]["tasks"]] == ["rotary embedding"]
+
+
+def test_what_a_model_prints_is_not_in_the_way_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Lines of the model's own code came before the JSON document, on the same stream."""
+    (tmp_path / "talkative_model.py").write_text(
+        "import torch\n"
+        "class Talkative(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        print('forward')\n"
+        "        return x.relu()\n"
+        "def build():\n"
+        "    print('built')\n"
+        "    return Talkative()\n"
+    )
+    (tmp_path / "talkative.yaml").write_text(
+        "name: talkative\n"
+        "model: {source: torch, factory: 'talkative_model:build', path: ., inputs: [{name: x, shape: [batch, 4]}]}\n"
+        "task: forward\ndtype: float32\ntarget: cpu\nworkload: {forward: {batch: [2]}}\n"
+    )
+    assert cli.run(["plan", str(tmp_path / "talkative.yaml"), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["programs"][0]["name"] == "forward"
+    assert "built" in printed.err

@@ -1,4 +1,4 @@
-"""Where an artifact goes: what a path asks for, what may be replaced, and replacing it all at once or not at all."""
+"""Where artifacts and documents go: what a path asks for, what may be replaced, and doing it at once or not at all."""
 
 import errno
 import os
@@ -13,7 +13,15 @@ from tune_model.package.format.archive import ARCHIVE_START
 from tune_model.package.format.members import BUNDLE, FOLDERS, MANIFEST, stored_limit_of
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["ArtifactFormat", "OutputError", "check_output", "choose_format", "staged", "try_writing"]
+__all__ = [
+    "ArtifactFormat",
+    "OutputError",
+    "check_output",
+    "choose_format",
+    "staged",
+    "staged_document",
+    "try_writing",
+]
 
 ArtifactFormat = Literal["file", "folder"]
 
@@ -29,7 +37,7 @@ _ADVICE: Final = {
 
 
 class OutputError(TuneModelError):
-    """The artifact cannot be written where it was asked for; nothing was left behind."""
+    """Something cannot be written where it was asked for; nothing was left behind."""
 
 
 def choose_format(path: str | os.PathLike[str]) -> ArtifactFormat:
@@ -86,6 +94,43 @@ def staged(place: Path, format_: ArtifactFormat) -> Iterator[Path]:
         raise _refusal(place, error) from error
     finally:
         _remove(partial)
+
+
+@contextmanager
+def staged_document(place: Path, kind: str, beginning: bytes) -> Iterator[Path]:
+    """Give a path to write a document to, and put it in place of an older one of its kind, which was there or not.
+
+    A link is followed; a pipe or a device is written to as it is.
+
+    Args:
+        place: Where it goes.
+        kind: In words: `a report`.
+        beginning: How files of this kind begin; one that is empty or begins so is replaced.
+
+    Raises:
+        OutputError: Something else is there (an artifact, a database, weights), or the system refused.
+    """
+    try:
+        if place.is_dir():
+            raise OutputError(f"{place}: is a folder; expected the name of a file")
+        # What /dev/stdout links to is open already, even where it is a file.
+        if (place.exists() and not place.is_file()) or place.is_relative_to("/dev"):
+            yield place
+            return
+        place = Path(os.path.realpath(place))
+        if place.exists():
+            with place.open("rb") as stream:
+                start = stream.read(64)
+            if start and not start.startswith(beginning):
+                raise OutputError(f"{place}: is a file but not {kind}; expected {kind} or nothing; {_ELSEWHERE}")
+        partial = _partial(place)
+        try:
+            yield partial
+            _replace(partial, place)
+        finally:
+            _remove(partial)
+    except OSError as error:
+        raise _refusal(place, error) from error
 
 
 def _partial(place: Path) -> Path:

@@ -3,7 +3,7 @@
 import gzip
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
@@ -200,23 +200,35 @@ def merge(sources: tuple[str, ...], store: str | None) -> None:
 @click.option("-o", "--output", metavar="FILE", default="-", help="Where to; standard output by default. .gz packs it.")
 def export(store: str | None, output: str) -> None:
     """Write every row as a line of JSON, in the order written; `records merge` reads it."""
+    from tune_model.package.output import staged_document
+
     with closing(_open(_folder(store))) as records:
         if output == "-":
             for line in records.export():
                 click.echo(line, nl=False)
             return
-        place = Path(output)
         count = 0
-        with _created(place) as file:
+        packed = output.endswith(".gz")
+        beginning = b"\x1f\x8b" if packed else b'{"'
+        with (
+            staged_document(Path(output), "exported records", beginning) as path,
+            _created(path, packed=packed) as file,
+        ):
             for line in records.export():
                 file.write(line)
                 count += 1
     click.echo(f"wrote {output} ({count} rows)", err=True)
 
 
-def _created(place: Path) -> IO[bytes]:
-    """Make a file, packed if its name says so; the same rows give the same bytes."""
-    return cast("IO[bytes]", gzip.GzipFile(place, "wb", mtime=0)) if place.suffix == ".gz" else place.open("wb")
+@contextmanager
+def _created(place: Path, *, packed: bool) -> Iterator[IO[bytes]]:
+    """Make a file; the same rows give the same bytes."""
+    with place.open("wb") as file:
+        if not packed:
+            yield file
+            return
+        with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packing:  # neither a name nor a time inside
+            yield cast("IO[bytes]", packing)
 
 
 def _folder(store: str | None) -> Path:

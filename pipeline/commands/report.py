@@ -29,6 +29,7 @@ The format follows the name given to -o (.html, .md, .json) unless --format says
 """
 
 _FORMATS = ("html", "md", "json")
+_BEGINNINGS = {"html": b"<!doctype html", "md": b"# ", "json": b'{\n "name"'}
 
 
 @click.command("report", help=HELP)
@@ -56,6 +57,7 @@ def command(
     misses: tuple[str, ...],
 ) -> None:
     """Open, gather, render, write."""
+    from tune_model.package.output import staged_document
     from tune_model.package.read import open_artifact
     from tune_model.pipeline.report.gather import gather
     from tune_model.pipeline.report.source import from_artifact
@@ -69,7 +71,8 @@ def command(
     if place == "-":
         click.echo(text, nl=False)
     else:
-        Path(place).write_text(text, encoding="utf-8")
+        with staged_document(Path(place), f"a report as {format_}", _BEGINNINGS[format_]) as path:
+            path.write_text(text, encoding="utf-8")
         click.echo(f"wrote {place}", err=True)
 
 

@@ -151,3 +151,22 @@ def test_what_cannot_be_is_said_and_changes_nothing(store: Path, capsys, argumen
 def test_every_subcommand_has_help(name: str, capsys):
     assert cli.run(["records", name, "--help"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > 6
+
+
+@pytest.mark.parametrize("name", ["records.sqlite", "model.tuned"])
+def test_an_export_replaces_only_an_export(store: Path, tmp_path: Path, capsys, name: str):
+    """Exported over their own database, the records were gone, and so was an artifact in that place."""
+    place = store / name
+    if name == "model.tuned":
+        place.write_bytes(b"PK\x03\x04 and more")
+    before = place.read_bytes()
+    for packed in ("", ".gz"):
+        target = store / f"{name}{packed}"
+        if packed:
+            target.write_bytes(before)
+        assert records("export", "-o", str(target), store=store) == 2
+        assert "is a file but not exported records" in capsys.readouterr().err
+        assert target.read_bytes()[:16] == before[:16]  # opening a database moves its counters
+    for _ in range(2):
+        assert records("export", "-o", str(tmp_path / "again.jsonl.gz"), store=store) == 0
+    assert len(gzip.decompress((tmp_path / "again.jsonl.gz").read_bytes()).splitlines()) > 1

@@ -64,3 +64,32 @@ def test_an_artifact_that_is_none_is_one_line(tmp_path: Path, capsys):
     (tmp_path / "no.tuned").write_bytes(b"nothing")
     assert cli.run(["report", str(tmp_path / "no.tuned")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["a.tuned", "records.sqlite", "my-model.yaml", "folder"])
+def test_only_a_report_is_replaced(artifact: Path, tmp_path: Path, capsys, name: str):
+    """With its own artifact for -o, a report took the artifact's place."""
+    (tmp_path / "records.sqlite").write_bytes(b"SQLite format 3\0 and more")
+    (tmp_path / "my-model.yaml").write_text("# A model\nname: x\n")
+    (tmp_path / "folder").mkdir()
+    place = tmp_path / name
+    before = None if place.is_dir() else place.read_bytes()
+    assert cli.run(["report", str(artifact), "-o", name]) == 2
+    said = capsys.readouterr().err
+    assert "is a folder; expected the name of a file" in said or "not a report as html; expected a report" in said
+    assert before is None or place.read_bytes() == before
+    assert not list(tmp_path.glob(".*partial*"))
+
+
+def test_a_report_replaces_an_older_one_through_a_link_and_goes_to_a_device(artifact: Path, tmp_path: Path):
+    (tmp_path / "real.html").write_text("<!doctype html> an older one")
+    (tmp_path / "link.html").symlink_to("real.html")
+    for name in ("link.html", "link.html", "/dev/null"):
+        assert cli.run(["report", str(artifact), "-o", name]) == 0
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real.html").read_text(encoding="utf-8") == open_artifact(artifact).report()
+
+
+def test_a_report_that_cannot_be_written_leaves_the_older_one(artifact: Path, tmp_path: Path, capsys):
+    assert cli.run(["report", str(artifact), "-o", "nowhere/r.html"]) == 2
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err

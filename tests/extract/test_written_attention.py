@@ -62,6 +62,19 @@ def test_everything_that_is_added_is_one_mask():
     assert recognised(attention)
 
 
+def test_a_factor_of_what_a_bias_is_added_to():
+    """What `baddbmm` is taken apart into."""
+
+    def attention(q, k, v, bias, padding):
+        return torch.add(bias + padding, q @ k.transpose(-2, -1), alpha=0.3).softmax(-1) @ v
+
+    def scaled_bias(q, k, v, bias, padding):
+        return torch.add(q @ k.transpose(-2, -1), bias + padding, alpha=0.3).softmax(-1) @ v
+
+    assert recognised(attention)
+    assert not recognised(scaled_bias)
+
+
 @pytest.mark.parametrize("fill", [float("-inf"), LEAST])
 def test_keys_are_excluded(fill):
     """nanoGPT and its kind."""
@@ -84,6 +97,21 @@ def test_a_bias_and_excluded_keys():
 def test_rows_that_see_nothing_get_the_mean_of_all_as_before():
     def attention(q, k, v, bias, padding):
         return (q @ k.transpose(-2, -1)).masked_fill(padding < 100, LEAST).softmax(-1) @ v + 0 * bias.sum()
+
+    assert recognised(attention)
+
+
+@pytest.mark.parametrize("returned", ["unfolded", "folded"])
+def test_batch_and_heads_folded_around_the_products(returned):
+    """BLOOM's and DeBERTa's way: a bias that is folded as well, a mask that is not."""
+
+    def attention(q, k, v, bias, padding):
+        folded = [x.flatten(0, 1) for x in (q, k, v)]
+        every = bias.expand(q.shape[0], -1, -1, -1).flatten(0, 1)
+        scores = torch.bmm(folded[0], folded[1].transpose(1, 2)) * 0.3 + every
+        scores = scores.view(q.shape[0], HEADS, q.shape[2], k.shape[2]).masked_fill(padding > 0.5, LEAST)
+        out = torch.bmm(scores.softmax(-1).flatten(0, 1), folded[2])
+        return out.unflatten(0, (q.shape[0], HEADS)).transpose(1, 2).flatten(2) if returned == "unfolded" else out
 
     assert recognised(attention)
 

@@ -32,7 +32,7 @@ def choose_device(device: "str | torch.device | None", wanted: str) -> "torch.de
         wanted: `cuda` or `cpu`.
 
     Raises:
-        DeviceError: The name is no device, or this machine has none of that kind.
+        DeviceError: The name is no device, or one of another kind, or this machine has none of that kind.
     """
     import torch
 
@@ -40,6 +40,8 @@ def choose_device(device: "str | torch.device | None", wanted: str) -> "torch.de
         chosen = torch.device(wanted if device is None else device)
     except RuntimeError as error:
         raise DeviceError(f"device is {device!r}; expected cpu, cuda or cuda:N") from error
+    if chosen.type not in {"cpu", "cuda"}:  # torch has others; what was tuned runs on none of them
+        raise DeviceError(f"device is {str(chosen)!r}; expected cpu, cuda or cuda:N")
     if chosen.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if max(0, chosen.index or 0) >= count:

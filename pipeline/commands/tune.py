@@ -9,7 +9,7 @@ from tune_model.pipeline.options import config_argument, effort_option, set_opti
 from tune_model.runtime.errors import TuneModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tune_model.package.contents import ArtifactContents
     from tune_model.package.signature import Signer
     from tune_model.pipeline.config import LoadedConfig
+    from tune_model.runtime.program import Program
     from tune_model.tune.choice import Tuning
     from tune_model.tune.target import Target
 
@@ -100,7 +101,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     for one in added:
         say.print(f"added {one.phase}.{one.size} = {one.value}, run {one.runs} times by servers", markup=False)
     request, extraction = extract_configured(loaded)
-    _check_weights(loaded, request)
+    _check_weights(loaded, request, extraction.plan.programs)
     for program in extraction.plan.programs:
         say.print(
             f"traced {program.name}: {len(program.steps)} steps, {len(program.forms)} distinct regions", markup=False
@@ -127,9 +128,9 @@ def _measurable_target(loaded: "LoadedConfig") -> "Target":
     return target
 
 
-def _check_weights(loaded: "LoadedConfig", request: "Request") -> None:
-    """Look for the weights that are to be embedded, before tuning; they are read after it."""
-    from tune_model.runtime.weights.checkpoint import open_checkpoint
+def _check_weights(loaded: "LoadedConfig", request: "Request", programs: "Sequence[Program]") -> None:
+    """Look at the weights that are to be embedded, before tuning; they are read after it."""
+    from tune_model.runtime.weights.transforms import check_sources
 
     if loaded.config.output.weights != "embed":
         return
@@ -138,7 +139,7 @@ def _check_weights(loaded: "LoadedConfig", request: "Request") -> None:
         expected = "external, since the model comes without weights; or give $.model.path"
         raise loaded.error(("output", "weights"), expected)
     try:
-        open_checkpoint(folder)
+        check_sources(programs, folder)
     except TuneModelError as error:
         raise loaded.place(error, ("output", "weights")) from error
 

@@ -229,7 +229,8 @@ def _read_header(path: Path) -> tuple[int, dict[str, _Entry]]:
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 2 <= length <= min(_HEADER_AT_MOST, size_bytes - 8):
-                raise CheckpointError(f"{path}: not a safetensors file (header of {length} bytes in {size_bytes})")
+                seen = f"not a safetensors file (header of {length} bytes in {size_bytes})"
+                raise CheckpointError(f"{path}: {seen}; save other formats with safetensors.torch.save_file first")
             raw = json.loads(file.read(length))
             entries = msgspec.convert({k: v for k, v in raw.items() if k != "__metadata__"}, dict[str, _Entry])
     except OSError as error:
@@ -281,7 +282,7 @@ def open_checkpoint(source: WeightSource) -> Checkpoint:
         source: A module (tied parameters are found under each of their names), a state dict, or a path.
 
     Raises:
-        CheckpointError: The path holds no readable safetensors.
+        CheckpointError: It is of another kind, or the path holds no readable safetensors.
     """
     if isinstance(source, nn.Module):
         tensors: dict[str, Tensor] = dict(source.named_buffers(remove_duplicate=False))
@@ -289,4 +290,10 @@ def open_checkpoint(source: WeightSource) -> Checkpoint:
         return _Tensors(tensors)
     if isinstance(source, str | Path):
         return _Files(_files_of(Path(source)))
+    given: object = source  # whatever the caller gave
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"weights is a {type(given).__name__}; expected a module, a state dict or a path")
+    other = next((name for name, value in given.items() if not isinstance(value, Tensor)), None)
+    if other is not None:
+        raise CheckpointError(f"weights[{other!r}] is a {type(given[other]).__name__}; expected a tensor")
     return _Tensors(source)

@@ -164,15 +164,11 @@ def bind_each(programs: Sequence[Program], source: WeightSource, device: torch.d
         WeightError: The checkpoint does not fit.
     """
     scratch = Scratch(torch.device(device))
-    checkpoint = open_checkpoint(source)
-    names = _source_names(weights_of(programs), checkpoint)
+    checkpoint, names = _checked(programs, source)
     groups: dict[tuple[tuple[str, ...], tuple[Transform, ...], str], list[Weight]] = {}
     for weight in weights_of(programs).values():
         sources = tuple(names[s] for s in weight.sources)
         groups.setdefault((sources, weight.transforms, weight.type.dtype), []).append(weight)
-    for (sources, _, _), weights in groups.items():
-        for weight in weights:
-            _check(weight, sources, checkpoint)
     for (sources, _, _), weights in groups.items():
         with torch.no_grad():
             tensor = _make(weights[0], sources, checkpoint, scratch)
@@ -206,16 +202,31 @@ def read_sources(programs: Sequence[Program], source: WeightSource) -> dict[str,
 
     Raises:
         CheckpointError: The path holds no readable safetensors.
-        WeightError: Names are missing.
+        WeightError: The checkpoint does not fit.
     """
-    checkpoint = open_checkpoint(source)
-    names = _source_names(weights_of(programs), checkpoint)
+    checkpoint, names = _checked(programs, source)
     return {name: checkpoint.read(stored) for name, stored in names.items()}
 
 
-def _source_names(weights: Mapping[str, Weight], checkpoint: Checkpoint) -> dict[str, str]:
-    wanted = list(dict.fromkeys(name for weight in weights.values() for name in weight.sources))
-    return resolve_names(wanted, set(checkpoint.names())) if wanted else {}
+def check_sources(programs: Sequence[Program], source: WeightSource) -> None:
+    """Check that a checkpoint has what the weights of all programs are made from, by names, shapes and dtypes alone.
+
+    Raises:
+        CheckpointError: The path holds no readable safetensors.
+        WeightError: The checkpoint does not fit.
+    """
+    _checked(programs, source)
+
+
+def _checked(programs: Sequence[Program], source: WeightSource) -> tuple[Checkpoint, dict[str, str]]:
+    """Open a checkpoint that fits, and return the names it has for the programs' names of sources."""
+    checkpoint = open_checkpoint(source)
+    weights = weights_of(programs).values()
+    wanted = list(dict.fromkeys(name for weight in weights for name in weight.sources))
+    names = resolve_names(wanted, set(checkpoint.names())) if wanted else {}
+    for weight in weights:
+        _check(weight, [names[name] for name in weight.sources], checkpoint)
+    return checkpoint, names
 
 
 def weights_of(programs: Sequence[Program]) -> Mapping[str, Weight]:

@@ -37,5 +37,7 @@ def test_devices():
     assert choose_device("cpu", "cuda") == torch.device("cpu")
     with pytest.raises(DeviceError, match="expected cpu, cuda or cuda:N"):
         choose_device("gpu", "cuda")
+    with pytest.raises(DeviceError, match="device is 'meta'; expected cpu, cuda or cuda:N"):
+        choose_device("meta", "cpu")  # a model without values was loaded
     with pytest.raises(DeviceError, match="is not there"):
         choose_device("cuda:99", "cuda")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from command_line import refusal
 from good_configs import CAUSAL, ENCODER, FAULTS, GOOD
+from safetensors.torch import save_file
 
 SMALL = """\
 name: small
@@ -188,6 +189,16 @@ def test_a_model_on_disk_that_cannot_be_tuned(here, capsys, config, files, says)
     for name, text in files.items():
         (here / "bert" / name).write_text(text)
     assert re.match(says, refusal(["tune", write(here, config)], here, capsys))
+
+
+def test_weights_to_embed_that_do_not_fit_are_refused_before_tuning(here, capsys):
+    """Only after hours of tuning, or never where just a shape differed."""
+    (here / "bert").mkdir()
+    (here / "bert" / "config.json").write_text(json.dumps(BERT))
+    save_file({"embeddings.word_embeddings.weight": torch.zeros(64, 16)}, here / "bert" / "model.safetensors")
+    config = write(here, FOLDER + "output: {weights: embed}\ntarget: cpu\n")
+    says = r"model.yaml:6: \$.output.weights: \d+ of \d+ weights are missing from the checkpoint: "
+    assert re.match(says, refusal(["tune", config], here, capsys))
 
 
 TARGETS = {

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tune_model.runtime.program import Cast, Concatenate, Pack, Program, TensorType, Transpose, Weight
 from tune_model.runtime.weights.checkpoint import CheckpointError, open_checkpoint
-from tune_model.runtime.weights.transforms import WeightError, bind_weights, read_sources
+from tune_model.runtime.weights.transforms import WeightError, bind_weights, check_sources, read_sources
 
 
 def program(*weights: Weight, name: str = "forward") -> Program:
@@ -229,3 +229,28 @@ def test_sources_are_read_untransformed_under_the_programs_names():
     read = read_sources([program(both), program(A, name="decode")], source)
     assert list(read) == ["a.weight", "b.weight"]
     assert torch.equal(read["b.weight"], source["model.b.weight"])
+
+
+def test_sources_that_do_not_fit_are_refused_before_they_are_read_or_tuned_for():
+    """Weights of a wrong shape were embedded in an artifact that could not be loaded."""
+    wanted = [program(A, B)]
+    check_sources(wanted, tensors())
+    for wrong, message in (
+        (
+            {**tensors(), "b.weight": torch.zeros(5, 8)},
+            r"'b' is \[5, 8\] \(from b.weight \[5, 8\]\); expected \[6, 8\]",
+        ),
+        ({**tensors(), "b.weight": torch.zeros(6, 8, dtype=torch.int32)}, "is torch.int32; expected torch.float32"),
+        ({"a.weight": torch.zeros(4, 8)}, "b.weight"),
+    ):
+        for use in (check_sources, read_sources):
+            with pytest.raises(WeightError, match=message):
+                use(wanted, wrong)
+
+
+def test_weights_of_another_kind_are_one_clear_error():
+    """They were an AttributeError or a TypeError of the first tensor looked at."""
+    with pytest.raises(CheckpointError, match="weights is a int; expected a module, a state dict or a path"):
+        open_checkpoint(3)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"weights\['a'\] is a list; expected a tensor"):
+        open_checkpoint({"a": [1.0]})  # type: ignore[dict-item]

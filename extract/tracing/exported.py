@@ -64,6 +64,8 @@ def load_exported(path: str) -> ExportedProgram:
     """
     if not Path(path).is_file():
         raise SourceError(f"{path} is not a file; expected a program saved with torch.export.save")
+    log = logging.getLogger("torch.export")
+    before, log.disabled = log.disabled, True  # it writes a traceback for each way of reading that it tries
     try:
         return torch.export.load(path)
     except Exception as error:  # zip, json and pickle errors, by damage
@@ -72,6 +74,8 @@ def load_exported(path: str) -> ExportedProgram:
             f"{path} could not be read as a torch.export program: {type(error).__name__}: {text}. It may be damaged or"
             " saved by another torch version; save it again"
         ) from error
+    finally:
+        log.disabled = before
 
 
 class ExportedModule(torch.nn.Module):

@@ -93,7 +93,7 @@ MODELS: dict[str, tuple[str, str]] = {
     ),
     "a recurrent model with a cache of its own": (
         CAUSAL.replace("llama", "mamba"),
-        LLAMA + "mamba takes no position_ids, .*; expected a decoder with explicit positions",
+        LLAMA + "mamba has linear_attention layers; expected attention over keys and values in every layer",
     ),
     "a model that computes its attention itself": (
         CAUSAL.replace("llama", "falcon, num_hidden_layers: 1, hidden_size: 64, num_attention_heads: 4"),
@@ -116,6 +116,20 @@ MODELS: dict[str, tuple[str, str]] = {
     "shapes that do not fit": (
         SMALL.replace("Linear", "Narrow"),
         FACTORY + r".*cannot be traced at bad_models.py:\d+ \(return x @ .*\): RuntimeError: ",
+    ),
+    "a forward that fails with real numbers alone": (
+        SMALL.replace("Linear", "Doubling"),
+        FACTORY
+        + r"forward at batch 1: the model itself fails for random inputs in float32: RuntimeError: mat1 and mat2 ",
+    ),
+    "random numbers": (
+        SMALL.replace("Linear", "Drawing"),
+        FACTORY
+        + "forward, output: the model gives something else each time it is called; expected outputs that depend",
+    ),
+    "no numbers": (
+        SMALL.replace("Linear", "Undefined"),
+        FACTORY + "the model gives no finite number for random inputs",
     ),
     "a forward that exits": (SMALL.replace("Linear", "Leaving"), FACTORY + ".*bad_models.py:.*SystemExit: gone"),
     "a factory that exits": (SMALL.replace("Linear", "leaving"), FACTORY + ".*failed: SystemExit: gone"),

@@ -47,6 +47,30 @@ class Leaving(Linear):
         sys.exit("gone")
 
 
+class Doubling(Linear):
+    """Runs in no dtype but its own: its weights are cast to the configuration's, its input is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.double()).float()
+
+
+class Drawing(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + torch.randn_like(x)
+
+
+class Undefined(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(-1.0 - self.linear(x).square())
+
+
+class PartlyUndefined(Linear):
+    """Not a number where the linear layer is negative, and minus infinity in one place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(self.linear(x)) + torch.log(torch.arange(8.0))
+
+
 def failing() -> nn.Module:
     raise ValueError("no such file:\nweights.bin")
 

@@ -56,13 +56,16 @@ def test_a_fixed_size_serves_a_grid_of_that_one_value(static):
     assert trace.program.inputs[0].type.shape == (3, 8)
 
 
-def test_damaged_files_are_refused(tmp_path, dynamic):
+def test_damaged_files_are_refused(tmp_path, dynamic, caplog):
     damaged = tmp_path / "damaged.pt2"
     damaged.write_bytes(dynamic.read_bytes()[:-2000])
     with pytest.raises(SourceError, match=r"damaged\.pt2 could not be read"):
         trace_exported(request(damaged, 2))
     with pytest.raises(SourceError, match="is not a file"):
         trace_exported(request(tmp_path / "missing.pt2", 2))
+    assert not [
+        record for record in caplog.records if record.name == "torch.export"
+    ]  # a traceback, before our one line
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import difflib
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 
 _SHOWN = 300
 """Characters of a foreign error that are shown."""
+
+_NEARLY = 0.85
+"""How alike two names must be, as difflib counts, for one to be a slip for the other: `num_hiden_layers`."""
 
 _AUTO_CLASSES = {"causal-lm": "AutoModelForCausalLM", "encoder": "AutoModel", "forward": "AutoModel"}
 
@@ -148,7 +151,25 @@ def load_config(source: TransformersSource) -> Any:
     if not isinstance(model_type, str):
         raise SourceError("the inline model config has no model_type; expected one such as llama or bert")
     _check_model_type(model_type)
-    return _checked(lambda: AutoConfig.for_model(model_type, **fields), f"the {model_type} config")
+    config = _checked(lambda: AutoConfig.for_model(model_type, **fields), f"the {model_type} config")
+    _check_spelling(fields, type(config))
+    return config
+
+
+def _check_spelling(fields: Mapping[str, Any], kind: Any) -> None:
+    """Refuse a field that nothing reads and that is nearly one that is read: transformers keeps it, without effect.
+
+    Raises:
+        SourceError: There is one.
+    """
+    try:
+        known = {*kind().to_dict(), *kind.attribute_map}
+    except Exception:  # noqa: BLE001 -- a configuration without defaults has no list of its fields
+        return
+    for name in fields:
+        near = difflib.get_close_matches(name, known - fields.keys(), n=1, cutoff=_NEARLY)
+        if name not in known and not hasattr(kind, name) and near and near[0].strip("_") != name.strip("_"):
+            raise SourceError(f"{name} is no field of transformers' {kind.__name__} (did you mean {near[0]}?)")
 
 
 def _check_model_type(model_type: str) -> None:
@@ -170,7 +191,12 @@ def _checked(load: Callable[[], Any], what: str) -> Any:
     try:
         return load()
     except Exception as error:  # the config classes raise whatever their fields' validation raises
-        raise SourceError(f"{what} was refused by transformers: {first_line(error)}") from error
+        raise SourceError(f"{what} was refused by transformers: {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    """Return what an error of transformers says; of a KeyError that is the key alone."""
+    return f"{type(error).__name__}: {first_line(error)}" if isinstance(error, LookupError) else first_line(error)
 
 
 def first_line(error: BaseException) -> str:
@@ -260,10 +286,10 @@ def _construct(cls: Any, config: Any, dtype: str, attention: str) -> torch.nn.Mo
                 " attention classes, so its attention cannot be recognised; expected a model that transformers runs"
                 " with any attention implementation"
             ) from error
-        raise SourceError(f"transformers could not build {cls.__name__}: {first_line(error)}") from error
+        raise SourceError(f"transformers could not build {cls.__name__}: {_said(error)}") from error
     except Exception as error:  # model constructors raise whatever their code raises
         raise SourceError(
-            f"transformers could not build {cls.__name__} from the {config.model_type} config: {first_line(error)}"
+            f"transformers could not build {cls.__name__} from the {config.model_type} config: {_said(error)}"
         ) from error
     return model.eval()  # type: ignore[no-any-return]
 

@@ -84,9 +84,10 @@ def print_diff(diff: "ArtifactDiff", out: "Console", *, show_all: bool = False) 
 
     from tune_model.pipeline.console import time_text
 
-    for changed in diff.changed:
-        out.print(f"{changed.field}: {changed.old} -> {changed.new}", markup=False, soft_wrap=True)
-    shown = [t for t in diff.tasks if show_all or t.verdict != "same" or t.old_winner != t.new_winner]
+    for fact in diff.changed:
+        out.print(f"{fact.field}: {fact.old} -> {fact.new}", markup=False, soft_wrap=True)
+    changed = [t for t in diff.tasks if t.verdict in {"slower", "faster"} or t.old_winner != t.new_winner]
+    shown = diff.tasks if show_all else changed
     if shown:
         table = Table(title="tasks" if show_all else "tasks that changed", title_justify="left")
         for name in ("task", "old winner", "new winner", "old", "new", "change", "95 % interval", "share", ""):
@@ -107,12 +108,13 @@ def print_diff(diff: "ArtifactDiff", out: "Console", *, show_all: bool = False) 
     drift = f"; the plain operators, the machine's drift, {_percent(diff.drift)}" if diff.same_machine else ""
     corrected = ", corrected for drift" if diff.same_machine else ", on other machines or versions: times as they are"
     untimed = sum(task.slowdown is None for task in diff.tasks)
+    unchanged = sum(task.slowdown is not None for task in diff.tasks if task not in changed)
     if untimed:
         out.print(f"{untimed} tasks were disturbed or not timed in one of the two and are not compared")
     if diff.compared < 1.0:
         out.print(f"compared: {diff.compared:.1%} of the weighted time")
     out.print(
-        f"{len(diff.tasks)} tasks in both, {len(diff.tasks) - len(shown) if not show_all else 0} without a change: "
+        f"{len(diff.tasks)} tasks in both, {unchanged} without a change: "
         f"weighted time {time_text(diff.old_us)} -> {time_text(diff.new_us)}{drift}\n"
         f"change {_percent(diff.slowdown.ratio)} ({_percent(low)} to {_percent(high)}){corrected}",
         markup=False,

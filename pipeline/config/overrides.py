@@ -63,6 +63,8 @@ def apply_override(document: Document, override: Override) -> None:
     *parents, last = override.path
     if document.data is None:
         document.data = {}
+    if not isinstance(document.data, dict):
+        return  # the file is no configuration, whatever is put into it; its check says so
     target = document.data
     for depth, step in enumerate(parents, start=1):
         path = override.path[:depth]

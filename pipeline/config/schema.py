@@ -177,7 +177,12 @@ class SearchConfig(Strict, frozen=True, kw_only=True):
     ] = False
     seed: Annotated[
         int,
-        Meta(ge=0, le=2**63 - 1, description="Of test data and orders.", extra={"expected": "a non-negative integer"}),
+        Meta(
+            ge=0,
+            le=2**63 - 1,
+            description="Of test data and orders.",
+            extra={"expected": "an integer from 0 to 2**63 - 1"},
+        ),
     ] = 0
 
 

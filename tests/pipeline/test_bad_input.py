@@ -87,6 +87,14 @@ MODELS: dict[str, tuple[str, str]] = {
         CAUSAL.replace("llama", "llama, hidden_size: wide"),
         LLAMA + "the llama config was refused by transformers: .*hidden_size",
     ),
+    "a field with a slip": (
+        CAUSAL.replace("llama", "llama, num_hiden_layers: 2"),
+        LLAMA + r"num_hiden_layers is no field of transformers' LlamaConfig \(did you mean num_hidden_layers\?\)",
+    ),
+    "an unknown activation": (
+        CAUSAL.replace("llama", "llama, hidden_act: silly"),
+        LLAMA + "transformers could not build AutoModelForCausalLM.*: KeyError: 'silly'",
+    ),
     "an unknown class": (
         CAUSAL.replace("model:\n", "model:\n  architecture: LlamaForNothing\n"),
         r"model.yaml:5: \$.model.config: the model class 'LlamaForNothing' is not in this transformers; expected one",

@@ -118,6 +118,10 @@ def test_faults_of_overrides_name_the_flag(tmp_path, override, message):
     assert refusal(tmp_path, CAUSAL, override).startswith(message)
 
 
+def test_a_file_that_is_no_mapping_is_blamed_not_the_flag(tmp_path):
+    assert "model.yaml:1: $ is [" in refusal(tmp_path, "- name: x\n", "target=cpu")
+
+
 def test_overrides_replace_add_and_are_typed(tmp_path):
     loaded = load(
         tmp_path,

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import two_layers
 from noisy_tuning import ROWS, Weather, noisy_tuning
@@ -49,3 +50,19 @@ def test_people_see_what_changed(capsys):
 def test_a_limit_is_a_percentage(capsys, limit: str):
     assert cli.run(["diff", "old.tuned", "slower.tuned", f"--fail-if-slower={limit}"]) == 2
     assert "expected a percentage such as 3%" in capsys.readouterr().err
+
+
+def test_tasks_that_could_not_be_compared_are_not_listed_as_changed(tmp_path: Path, capsys, monkeypatch):
+    """An artifact compared with itself listed every disturbed task under `tasks that changed`."""
+    monkeypatch.chdir(tmp_path)
+    tuning = noisy_tuning(Weather(0))
+    first = msgspec.structs.replace(tuning.choices[0], status="disturbed")
+    tuning = msgspec.structs.replace(tuning, choices=(first, *tuning.choices[1:]))
+    write_artifact("a.tuned", two_layers.contents(tuning=tuning))
+    assert cli.run(["diff", "a.tuned", "a.tuned"]) == 0
+    out = capsys.readouterr().out
+    assert "tasks that changed" not in out
+    assert "1 tasks were disturbed or not timed" in out
+    assert f"{len(ROWS)} tasks in both, {len(ROWS) - 1} without a change" in out
+    assert cli.run(["diff", "a.tuned", "a.tuned", "--all"]) == 0
+    assert "not timed" in capsys.readouterr().out

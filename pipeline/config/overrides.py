@@ -65,7 +65,7 @@ def apply_override(document: Document, override: Override) -> None:
         document.data = {}
     if not isinstance(document.data, dict):
         return  # the file is no configuration, whatever is put into it; its check says so
-    target = document.data
+    target: Any = document.data
     for depth, step in enumerate(parents, start=1):
         path = override.path[:depth]
         _check_step(target, path, override)

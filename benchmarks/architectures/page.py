@@ -12,15 +12,16 @@ Row = Mapping[str, Any]
 _HEAD: Final = """# Models
 
 Does it run on my model? What was tried: {models} architectures of transformers {transformers}, two layers each with
-random weights in float32, on a CPU with torch {torch}. Each was planned, packaged with packed weights, verified and
-loaded, and compared with the original at sizes that nothing was traced or tuned at; language models also continued
-three prompts of different lengths together, token by token beside transformers' own `generate`. {works} work and
-{refused} are refused with a reason{failed}. This page is made by `benchmarks/models.py` from
+random weights in float32, on a CPU with torch {torch}. Each was planned, packaged, verified and loaded, and compared
+with the original at sizes that nothing was traced at; language models also continued three prompts of different lengths
+together, token by token beside transformers' own `generate`. Nothing was timed: a stand-in for the tuner chose packed
+weights wherever they can be. {works} work and {refused} are refused with a reason{failed}. This page is made by
+`benchmarks/models.py` from
 [models.cpu.json](../benchmarks/results/models.cpu.json).
 
-*in tasks* is the share of the arithmetic of matmuls and convolutions, attention apart, that is tuned; what is missing
+*in tasks* is the share of the arithmetic of matmuls and convolutions, attention apart, that the tuner races; what is missing
 there, and whatever else *stays ATen*, runs as torch's operators (lookups and what makes small tensors are left out).
-*error* is the largest relative error of an output. Attention in *one step* is tuned as such; *written out* means that
+*error* is the largest relative error of an output. Attention in *one step* is raced as such; *written out* means that
 its products and its softmax are, one by one."""
 
 _TAIL: Final = """## A model that is not here
@@ -78,7 +79,8 @@ def _table(rows: Sequence[Row], *, decoders: bool) -> str:
     for row in rows:
         third = "{} of {}".format(*row["tokens"]) if decoders else _attention(row)
         share = "" if row["covered"] is None else f"{100 * row['covered']:.0f} %"
-        lines.append([f"`{row['row']}`", row["known"], third, share, _left(row), f"{row['error']:.0e}"])
+        error = f"{row['error']:.0e}" if row["error"] else "0"
+        lines.append([f"`{row['row']}`", row["known"], third, share, _left(row), error])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

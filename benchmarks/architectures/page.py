@@ -19,8 +19,9 @@ weights wherever they can be. {works} work and {refused} are refused with a reas
 `benchmarks/models.py` from
 [models.cpu.json](../benchmarks/results/models.cpu.json).
 
-*in tasks* is the share of the arithmetic of matmuls and convolutions, attention apart, that the tuner races; what is missing
-there, and whatever else *stays ATen*, runs as torch's operators (lookups and what makes small tensors are left out).
+*in tasks* is the share of the arithmetic of matmuls and convolutions, attention apart, that the tuner races; what is
+missing there, and whatever else *stays ATen*, runs as torch's operators (lookups and what makes small tensors are left
+out).
 *error* is the largest relative error of an output. Attention in *one step* is raced as such; *written out* means that
 its products and its softmax are, one by one."""
 

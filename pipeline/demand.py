@@ -6,9 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from tune_model.pipeline.config import Override
 from tune_model.runtime.coverage import CoverageRecord, PointRow, read_coverage
 from tune_model.runtime.errors import TuneModelError
+from tune_model.runtime.generation.continuation import CONTINUATION
 
 if TYPE_CHECKING:
     from tune_model.extract.request import Phase
@@ -107,8 +110,17 @@ def sizes_to_add(loaded: "LoadedConfig", paths: Iterable[Path]) -> tuple[list[Ad
 
 
 def _points(records: Iterable[CoverageRecord]) -> Iterator[PointRow]:
+    """Yield what ran, by phases that an artifact has.
+
+    A later part of a prompt runs as a prefill of its length but for its attention over the cache, which no tuning
+    reaches: what it missed is no reason to tune.
+    """
     for record in records:
-        yield from record.points
+        for row in record.points:
+            if row.program == CONTINUATION:
+                yield msgspec.structs.replace(row, program="prefill", near=row.near + row.miss, miss=0)
+            elif row.program:
+                yield row
 
 
 def _urgency(row: PointRow) -> tuple[object, ...]:

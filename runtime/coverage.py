@@ -138,7 +138,7 @@ class Tally:
 
     Args:
         rows: Of one run.
-        program: Phase that the plan is of.
+        program: Phase that the plan is of; empty for a single operator.
         sizes: Value of each of its symbols.
     """
 
@@ -177,7 +177,7 @@ class Coverage:
             self._live.remove(tally)
             key = (tally.program, tally.sizes)
             point, runs = self._retired_points.get(key, (tally.point(), 0))
-            if runs or len(self._retired_points) < _ROWS_AT_MOST:
+            if tally.program and (runs or len(self._retired_points) < _ROWS_AT_MOST):
                 self._retired_points[key] = (point, runs + tally.runs)
             for row in tally.rows:
                 if row in self._retired or len(self._retired) < _ROWS_AT_MOST:
@@ -199,10 +199,15 @@ class Coverage:
         return tuple(sorted(rows, key=lambda r: (order[r.outcome], -r.calls, r.program, r.form, r.dims)))
 
     def points(self) -> tuple[PointRow, ...]:
-        """Return the sizes that programs ran at: those with misses first, then near ones, then the most frequent."""
+        """Return the sizes that programs ran at: those with misses first, then near ones, then the most frequent.
+
+        Single operators (`TunedModel.operators`) are of no program, and only among the rows.
+        """
         with self._lock:
             found = dict(self._retired_points)
             for tally in self._live:
+                if not tally.program:
+                    continue
                 key = (tally.program, tally.sizes)
                 point, runs = found.get(key, (tally.point(), 0))
                 found[key] = (point, runs + tally.runs)

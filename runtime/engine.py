@@ -18,7 +18,7 @@ from tune_model.runtime.execution.executor import Executor, InputError
 from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
 from tune_model.runtime.execution.lookups import check_indices, index_limits
 from tune_model.runtime.generation.buckets import Grid
-from tune_model.runtime.generation.continuation import continuation_of
+from tune_model.runtime.generation.continuation import CONTINUATION, continuation_of
 from tune_model.runtime.generation.phases import Phase, Phases, RunProgram
 from tune_model.runtime.launch.machine_code import CodeLoader
 from tune_model.runtime.operators.replay import OperatorReplay
@@ -172,7 +172,7 @@ class Engine:
         """Return what runs a program: on CUDA, graphs of the sizes that repeat."""
         if self._pool is None:
             return executor.run
-        if name not in {"prefill", "continuation"}:
+        if name not in {"prefill", CONTINUATION}:
             return GraphRunner(executor, self._pool, eager_runs=0 if name == "decode" else 1).run
         runner = GraphRunner(executor, self._pool, eager_runs=1, at_most=_PROMPT_GRAPHS_AT_MOST)
 

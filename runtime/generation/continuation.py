@@ -8,7 +8,10 @@ import msgspec
 
 from tune_model.runtime.program import Apply, Call, Form, Program, Ref, Step, fingerprint
 
-__all__ = ["continuation_of"]
+__all__ = ["CONTINUATION", "continuation_of"]
+
+CONTINUATION = "continuation"
+"""Name of the program, which no artifact has."""
 
 _APPEND = "tune_model.append_kv"
 _WITHIN = "tune_model.causal_attention"
@@ -34,7 +37,7 @@ def continuation_of(prefill: Program) -> Program | None:
         msgspec.structs.replace(s, form=renamed[s.form]) if isinstance(s, Apply) else next(remaining)
         for s in prefill.steps
     )
-    return msgspec.structs.replace(prefill, name="continuation", forms=forms, steps=steps)
+    return msgspec.structs.replace(prefill, name=CONTINUATION, forms=forms, steps=steps)
 
 
 def _over_cache(calls: tuple[Call, ...]) -> tuple[Call, ...] | None:

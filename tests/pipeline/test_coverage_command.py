@@ -9,7 +9,7 @@ import two_layers
 from tune_model.package.write import write_artifact
 from tune_model.pipeline import cli
 from tune_model.pipeline.config import ConfigError, LoadedConfig, load_config
-from tune_model.pipeline.demand import OtherWorkloadError, sizes_to_add
+from tune_model.pipeline.demand import OtherWorkloadError, asked_by_servers, sizes_to_add
 from tune_model.runtime.coverage import Coverage, CoverageRow, Outcome, Tally
 
 CONFIG = """
@@ -189,6 +189,19 @@ def test_misses_of_another_model_are_refused(decoder: LoadedConfig, tmp_path: Pa
     misses = save(tmp_path / "m.json", ("forward", "miss", 10, {"batch": 9}))
     with pytest.raises(OtherWorkloadError, match="tells of 'forward' with"):
         sizes_to_add(decoder, [misses])
+
+
+def test_parts_of_prompts_and_single_operators_are_no_other_model(decoder: LoadedConfig, tmp_path: Path):
+    """One prompt longer than the longest tuned one, or one replayed operator, and a server's file was refused."""
+    misses = save(
+        tmp_path / "m.json",
+        ("continuation", "miss", 10, {"batch": 1, "sequence": 100}),
+        ("continuation", "miss", 9, {"batch": 1, "sequence": 500}),  # its attention is never tuned: 512 is near
+        ("", "miss", 8, {}),
+    )
+    assert [(a.phase, a.size, a.value) for a in sizes_to_add(decoder, [misses])[0]] == [("prefill", "sequence", 100)]
+    asked = [(one.phase, one.sizes["sequence"], one.runs) for one in asked_by_servers([misses])]
+    assert asked == [("prefill", 100, 10), ("prefill", 500, 9)]
 
 
 def test_a_value_beyond_the_models_limits_names_the_misses(decoder: LoadedConfig, tmp_path: Path):

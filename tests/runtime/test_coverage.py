@@ -142,3 +142,20 @@ def test_points_of_a_full_table_are_left_out(monkeypatch: pytest.MonkeyPatch):
     assert len(coverage.points()) == 2
     assert coverage.uncounted == 2
     assert msgspec.json.encode(coverage.points())
+
+
+def test_single_operators_are_no_points_of_a_program():
+    """They were points of a program without a name, which no artifact has."""
+    coverage = Coverage()
+    operator = Tally((CoverageRow("operators", "", "linear", (4, 8), "miss", "", None, ("why",), 1),))
+    forward = Tally(
+        (CoverageRow("forward", "f", "matmul", (1,), "exact", "c", None, (), 2),), "forward", (("batch", 1),)
+    )
+    for tally in (operator, forward):
+        coverage.add(tally)
+        tally.runs = 3
+    for _ in range(2):
+        assert [(point.program, point.runs) for point in coverage.points()] == [("forward", 3)]
+        assert {row.program for row in coverage.rows()} == {"operators", "forward"}
+        if operator in coverage._live:
+            coverage.retire(operator)

@@ -17,12 +17,12 @@ __all__ = [
     "artifact_path",
     "config_argument",
     "effort_option",
+    "given_fields",
     "part_option",
     "set_option",
     "sign_option",
     "verify_key_option",
     "weights_option",
-    "with_effort",
 ]
 
 config_argument = click.argument("config_path", metavar="CONFIG.yaml")
@@ -117,7 +117,10 @@ verify_key_option = click.option(
 )
 
 
-def with_effort(overrides: tuple[str, ...], effort: str | None) -> tuple[Override, ...]:
-    """Parse the values of `--set` and add `--effort` to them."""
-    texts = overrides if effort is None else (*overrides, f"search.effort={effort}")
-    return tuple(parse_override(text) for text in texts)
+def given_fields(overrides: tuple[str, ...], effort: str | None, budget: str | None = None) -> tuple[Override, ...]:
+    """Parse the values of `--set`, and add `--effort` and `--budget` to them."""
+    given = [parse_override(text) for text in overrides]
+    for name, value in (("effort", effort), ("budget", budget)):
+        if value is not None:
+            given.append(parse_override(f"search.{name}={value}", f"--{name} {value}"))
+    return tuple(given)

@@ -35,11 +35,11 @@ def command(config_path: str, overrides: tuple[str, ...], effort: str | None, as
     """Trace, group and print."""
     from tune_model.pipeline.config import load_config
     from tune_model.pipeline.extraction import extract_configured
-    from tune_model.pipeline.options import with_effort
+    from tune_model.pipeline.options import given_fields
     from tune_model.runtime.errors import TuneModelError
     from tune_model.tune.machine.probe import planned_target
 
-    loaded = load_config(config_path, with_effort(overrides, effort))
+    loaded = load_config(config_path, given_fields(overrides, effort))
     try:
         target, assumed = planned_target(loaded.config.target)
     except TuneModelError as error:

@@ -98,10 +98,12 @@ def stored_config(
     Raises:
         ConfigError: The artifact's configuration is of another version, or an option is wrong.
     """
-    from tune_model.pipeline.config import dump_config, parse_config
+    from tune_model.pipeline.config import dump_config, parse_config, parse_override
+    from tune_model.pipeline.options import given_fields
 
-    given = {"search.effort": effort, "search.budget": budget, "target": None if target == "same" else target}
-    overrides = [f"{name}={value}" for name, value in given.items() if value is not None]
+    overrides = list(given_fields((), effort, budget))
+    if target != "same":
+        overrides.append(parse_override(f"target={target}", f"--target {target}"))
     name = f"{artifact.path}: config.yaml"
     config = parse_config(artifact.config(), name, overrides)
     return config, dump_config(config) if overrides else artifact.config()

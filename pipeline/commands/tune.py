@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tune_model.pipeline.options import config_argument, effort_option, set_option, sign_option, with_effort
+from tune_model.pipeline.options import config_argument, effort_option, given_fields, set_option, sign_option
 from tune_model.runtime.errors import TuneModelError
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     unset_spinning()
     if store_path == "":
         raise click.BadParameter("is empty; expected a folder", param_hint="--records")
-    texts = overrides if budget is None else (*overrides, f"search.budget={budget}")
-    given = with_effort(texts, effort)
+    given = given_fields(overrides, effort, budget)
     loaded = load_config(config_path, given)
     added, more = sizes_to_add(loaded, [Path(path) for path in misses])
     if more:

@@ -27,13 +27,17 @@ class Override(msgspec.Struct, frozen=True):
     value: Any
 
 
-def parse_override(text: str) -> Override:
+def parse_override(text: str, flag: str | None = None) -> Override:
     """Parse what follows `--set`: a path, `=`, and a YAML value.
+
+    Args:
+        text: The path, `=` and the value.
+        flag: What the user typed, where that is another option.
 
     Raises:
         ConfigError: There is no `=`, the path cannot be read, or the value is no YAML.
     """
-    flag = f"--set {text}"
+    flag = flag or f"--set {text}"
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"{flag}: there is no '='; expected FIELD=VALUE, such as search.effort=quick.")

@@ -245,9 +245,9 @@ def test_no_compiler(here, capsys, monkeypatch):
 
 
 OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
-    "a budget without a unit": (("--budget", "90"), "--set search.budget=90: $.search.budget is 90; expected a dur"),
-    "a budget of words": (("--budget", "soon"), '--set search.budget=soon: $.search.budget is "soon"; expected a dur'),
-    "a budget of nothing": (("--budget", "0s"), '--set search.budget=0s: $.search.budget is "0s"; expected a duration'),
+    "a budget without a unit": (("--budget", "90"), "--budget 90: $.search.budget is 90; expected a dur"),
+    "a budget of words": (("--budget", "soon"), '--budget soon: $.search.budget is "soon"; expected a dur'),
+    "a budget of nothing": (("--budget", "0s"), '--budget 0s: $.search.budget is "0s"; expected a duration'),
     "an override without a value": (("--set", "target"), "--set target: there is no '='; expected FIELD=VALUE"),
     "an override of nothing": (("--set", "=="), '--set ==: the field is ""; expected names and indices'),
     "an unknown field": (("--set", "serach.effort=quick"), "--set serach.effort=quick: $.serach is not a known field"),

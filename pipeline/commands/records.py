@@ -122,7 +122,11 @@ def show_stats(store: str | None, as_json: bool) -> None:
         return
     out = console()
     for name, counts in (("rows", holdings.kinds), ("families", holdings.families), ("refused", holdings.reasons)):
-        out.print(f"{name + ':':10}{', '.join(f'{n} {what}' for what, n in counts.items()) or 'none'}", markup=False)
+        out.print(
+            f"{name + ':':10}{', '.join(f'{n} {what}' for what, n in counts.items()) or 'none'}",
+            markup=False,
+            soft_wrap=True,
+        )
     out.print(f"{'tasks:':10}{len(holdings.tasks)}")
     out.print(f"{'useless:':10}{holdings.superseded} superseded, {holdings.damaged} damaged")
     out.print(f"{'database:':10}{size_text(sizes['database_bytes'])} in {folder}", markup=False, soft_wrap=True)

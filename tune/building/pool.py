@@ -71,7 +71,7 @@ class _Worker:
     """A child and the job it is at."""
 
     def __init__(self, number: int, cache: Path) -> None:
-        self.child = Child(_serve, (cache,), f"build-{number}", Limits(limit_for_builds(), _FILE_BYTES))
+        self.child = Child(_serve, (cache,), f"build-{number}", Limits(limit_for_builds(), _FILE_BYTES), (str(cache),))
         self.ticket: int | None = None
         self.deadline = float("inf")
 
@@ -262,6 +262,8 @@ class BuildPool:
 def _serve(connection: Connection, cache: Path) -> None:
     """Build until the connection closes (in the child)."""
     os.nice(5)  # measuring must not wait for builds
+    # What a compiler writes on the way, and leaves when it is killed, goes with the folder.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(cache)
     with use_compiler_cache(cache):
         while True:
             job: Job = connection.recv()

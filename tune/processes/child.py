@@ -12,6 +12,7 @@ import ctypes
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -79,9 +80,17 @@ class Child:
     """
 
     def __init__(
-        self, serve: Callable[..., None], arguments: tuple[Any, ...], name: str, limits: Limits | None = None
+        self,
+        serve: Callable[..., None],
+        arguments: tuple[Any, ...],
+        name: str,
+        limits: Limits | None = None,
+        leftovers: tuple[str, ...] = (),
     ) -> None:
-        """Start `serve(connection, *arguments)` in a new process; all of it must be importable there."""
+        """Start `serve(connection, *arguments)` in a new process; all of it must be importable there.
+
+        `leftovers` are folders of the parent's that the keeper removes where the parent was killed before it could.
+        """
         context = multiprocessing.get_context("spawn")
         self.connection: Connection
         self.connection, theirs = context.Pipe()
@@ -91,7 +100,7 @@ class Child:
         self._killed_before = _system_kills()
         self.process = context.Process(
             target=_run,
-            args=(serve, theirs, noise, os.getpid(), limits or Limits(), arguments),
+            args=(serve, theirs, (noise, *leftovers), os.getpid(), limits or Limits(), arguments),
             name=name,
             daemon=True,
         )
@@ -162,7 +171,7 @@ def _signal_name(number: int) -> str:
 def _run(
     serve: Callable[..., None],
     connection: Connection,
-    noise: str,
+    files: tuple[str, ...],
     parent: int,
     limits: Limits,
     arguments: tuple[Any, ...],
@@ -180,18 +189,18 @@ def _run(
     pid = os.fork()
     if pid:
         connection.close()
-        _keep(pid, parent)
+        _keep(pid, parent, files)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != keeper:
         return
-    _confine(noise, limits)
+    _confine(files[0], limits)
     with contextlib.suppress(EOFError, BrokenPipeError):
         serve(connection, *arguments)
 
 
-def _keep(worker: int, parent: int) -> NoReturn:
-    """Wait for the worker, end what it left behind, and end in the same way."""
+def _keep(worker: int, parent: int, files: tuple[str, ...]) -> NoReturn:
+    """Wait for the worker, end what it left behind, and end in the same way; tidy up for a parent that was killed."""
 
     def stop(_number: int, _frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -206,6 +215,11 @@ def _keep(worker: int, parent: int) -> NoReturn:
         pid, status = os.waitpid(-1, 0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_children(os.getpid())
+    if os.getppid() != parent:
+        for path in files:
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
     code = os.waitstatus_to_exitcode(status)
     if code < 0 and -code != signal.SIGKILL:
         signal.signal(-code, signal.SIG_DFL)

@@ -102,6 +102,21 @@ class Moody(FakeFamily):
         return super().build(task, config, target)
 
 
+class Held(FakeFamily):
+    """Builds nothing before the file `go` is in its folder, and writes down there what it builds."""
+
+    def __init__(self, name: str, configs: tuple[Config, ...], folder: Path) -> None:
+        super().__init__(name, configs)
+        self.folder = folder
+
+    def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
+        while not (self.folder / "go").exists():
+            time.sleep(0.01)
+        with (self.folder / "built").open("a") as file:
+            file.write(f"{dict(config)['n']}")
+        return super().build(task, config, target)
+
+
 class Refusing(FakeFamily):
     """Accepts nothing."""
 

@@ -11,7 +11,7 @@ from tune_model.tune.target import CudaTarget, Target
 
 SIZES = (1, 16, 64)
 TAILS = ("gelu", "residual", "swiglu")
-CPU = ("aten", "cpp_gemv", "cpp_epilogue", "library_halves", "mkldnn_linear")
+CPU = ("aten", "cpp_gemv", "cpp_epilogue", "mkldnn_linear")
 CUDA = (
     ("aten", {}),
     ("aten_transposed", {}),
@@ -52,6 +52,11 @@ def check_all(server: Server, calls: tuple[Call, ...] = CALLS) -> None:
 @pytest.mark.parametrize("family", CPU)
 def test_on_a_cpu(family: str, tail: str, dtype: str):
     check_all(serve(family, form_of(tail, dtype), probe_cpu()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gate_and_up_apart_on_a_cpu(dtype: str):
+    check_all(serve("library_halves", form_of("swiglu", dtype), probe_cpu()))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +28,12 @@ import msgspec
 from tune_model.tune.processes.tree import end_children
 
 __all__ = ["Child", "Ending", "Limits"]
+
+_ORPHANED: Final = signal.SIGUSR1
+"""Sent by the system when the parent's thread is gone; the others, and so the process, may be there a little longer."""
+
+_DYING_S: Final = 1.0
+"""A parent that is killed takes at most this long from closing its files to being gone."""
 
 _TAIL_BYTES: Final = 2000
 _SET_PARENT_DEATH_SIGNAL: Final = 1  # prctl(2): PR_SET_PDEATHSIG
@@ -183,14 +190,14 @@ def _run(
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # writing out gigabytes would outlast a time limit
     libc = ctypes.CDLL(None)
     libc.prctl(_SET_CHILD_SUBREAPER, 1)
-    libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    libc.prctl(_SET_PARENT_DEATH_SIGNAL, _ORPHANED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, _ORPHANED})
     keeper = os.getpid()
     pid = os.fork()
     if pid:
         connection.close()
         _keep(pid, parent, files)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, _ORPHANED})
     libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != keeper:
         return
@@ -201,21 +208,27 @@ def _run(
 
 def _keep(worker: int, parent: int, files: tuple[str, ...]) -> NoReturn:
     """Wait for the worker, end what it left behind, and end in the same way; tidy up for a parent that was killed."""
+    orphaned = False
 
-    def stop(_number: int, _frame: object) -> None:
+    def stop(number: int, _frame: object) -> None:
+        nonlocal orphaned
+        orphaned = orphaned or number == _ORPHANED
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
 
     signal.signal(signal.SIGTERM, stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.signal(_ORPHANED, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, _ORPHANED})
     if os.getppid() != parent:  # it died before it could be asked for a signal
-        stop(0, None)
+        stop(_ORPHANED, None)
     pid, status = os.waitpid(-1, 0)
     while pid != worker:
         pid, status = os.waitpid(-1, 0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(_ORPHANED, signal.SIG_IGN)
     end_children(os.getpid())
-    if os.getppid() != parent:
+    ended_by_itself = os.waitstatus_to_exitcode(status) == 0
+    if orphaned or _is_orphan(parent, wait_s=_DYING_S if ended_by_itself else 0.0):
         for path in files:
             shutil.rmtree(path, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -226,6 +239,16 @@ def _keep(worker: int, parent: int, files: tuple[str, ...]) -> NoReturn:
     if code < 0:
         os.kill(os.getpid(), -code)
     os._exit(max(code, 0))
+
+
+def _is_orphan(parent: int, wait_s: float) -> bool:
+    """Say whether the parent is gone; it closes its files, at which a worker ends, a little before it is."""
+    until = time.monotonic() + wait_s
+    while os.getppid() == parent:
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _confine(noise: str, limits: Limits) -> None:

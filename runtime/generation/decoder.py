@@ -90,9 +90,10 @@ class Decoder:
         """Return the kind of a graph that does a step of this kind, and maybe more of the sampling than it needs."""
         if kind in self._graphs:
             return kind
-        for known in self._graphs:
-            more = all(has or not asked for has, asked in zip(known.needs, kind.needs, strict=True))
-            if known.rows == kind.rows and known.context == kind.context and more:
+        for known in self._graphs:  # at every step twice where the exact one is missing: cheap tests first
+            if (known.rows, known.context) == (kind.rows, kind.context) and all(
+                has or not asked for has, asked in zip(known.needs, kind.needs, strict=True)
+            ):
                 return known
         return None
 

@@ -28,6 +28,7 @@ _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _SHARED_WITHOUT_OPT_IN = 48 * 1024
 _PORTABLE_CLUSTER = 8
+_CAPTURING = frozenset({900, 906})  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and ..._IMPLICIT
 
 
 class DriverError(TuneModelError):
@@ -156,6 +157,9 @@ class Driver:
             if not handles:
                 return
             code = self.library.cuCtxSynchronize()  # the last launches may be under way
+            if code in _CAPTURING:  # in another thread: a device cannot be waited for then
+                self.dropped.extend((handle, device) for handle in handles)
+                return
             self.check(code, "waiting for the device before kernels are unloaded")
             for handle in handles:
                 code = self.library.cuModuleUnload(ctypes.c_void_p(handle))

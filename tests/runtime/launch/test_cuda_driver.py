@@ -223,6 +223,19 @@ def test_modules_are_unloaded_by_the_next_load_on_their_device(caplog: pytest.Lo
     assert "unloading a kernel from device 1: CUDA error 1" in caplog.text
 
 
+def test_a_load_beside_a_capture_in_another_thread_leaves_unloading_to_the_next():
+    """It failed, and forgot what there was to unload: no device can be waited for while a stream of it captures."""
+    library = FakeLibrary()
+    driver = Driver(library, lambda _: 0)
+    driver.load_module(CUBIN, 0)
+    library.fail = {"synchronize": 900}
+    kept = driver.load_module(CUBIN, 0)
+    library.fail = {}
+    also_kept = driver.load_module(CUBIN, 0)
+    assert library.calls == [("synchronize", 0), ("synchronize", 0), ("unload", 77)]
+    assert kept is not also_kept
+
+
 def test_a_fault_of_the_device_is_told_before_code_is_unloaded():
     library = FakeLibrary()
     driver = Driver(library, lambda _: 0)

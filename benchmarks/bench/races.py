@@ -18,7 +18,7 @@ from tune_model.tune.measuring.interval import percentile
 from tune_model.tune.records.database import Body, Refusal, Timing
 from tune_model.tune.search.contest import Contest
 
-__all__ = ["Race", "Races", "races_path", "record_of"]
+__all__ = ["Header", "Race", "Raced", "Races", "Space", "Times", "races_path", "record_of"]
 
 UNITS: Final = "microseconds per call: median, 20th and 80th percentile"
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from bench.plans import plan_of
+from bench.races import Raced, Space
 from devices import cuda_target
 from product_forms import linear
 from recorded_best import BEST
-from recorded_gpu import Raced, Recording, Space, read
+from recorded_gpu import Recording, read
 from replayed_races import ReplayedFamily, ReplayedGpu, times_of
 from tuning_fakes import without_times
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from small_models import LLAMA
 from untuned import untuned
 
 from tune_model.extract.plan import extract
@@ -18,18 +19,7 @@ NEW = 72
 LENGTHS = (11, 3, 26, 1, 40)
 
 REQUEST = Request(
-    source=TransformersSource(
-        config={
-            "model_type": "llama",
-            "vocab_size": 1000,
-            "hidden_size": 128,
-            "intermediate_size": 352,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 128,
-        }
-    ),
+    source=TransformersSource(config=LLAMA),
     dtype="float32",
     task="causal-lm",
     phases=(

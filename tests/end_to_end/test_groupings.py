@@ -28,12 +28,11 @@ REQUEST = small_models.decoder("llama")
 PROMPTS = [[n % 100 + 3 for n in range(start, 16 * start, start)] + [2] for start in (3, 7)]
 
 
-class Residuals(RecordedDevice):
-    """Every region takes 10 us; adding a residual takes a matmul or a norm so much longer."""
+class FormTimes(RecordedDevice):
+    """A device whose times follow from the form that is raced."""
 
-    def __init__(self, matmul: float, reduction: float) -> None:
+    def __init__(self) -> None:
         super().__init__({})
-        self.extra = {"matmul": matmul, "reduction": reduction}
         self.form: Form | None = None
 
     def open(self, bench: Bench) -> Passed | Rejected:
@@ -42,8 +41,22 @@ class Residuals(RecordedDevice):
 
     def _us(self, candidate: Candidate) -> float:
         assert self.form is not None
-        adds = any(c.op == "aten.add.Tensor" for c in self.form.body)
-        return 10.0 + (self.extra.get(self.form.kind, 0.0) if adds else 0.0)
+        return self.form_us(self.form)
+
+    def form_us(self, form: Form) -> float:
+        raise NotImplementedError
+
+
+class Residuals(FormTimes):
+    """Every region takes 10 us; adding a residual takes a matmul or a norm so much longer."""
+
+    def __init__(self, matmul: float, reduction: float) -> None:
+        super().__init__()
+        self.extra = {"matmul": matmul, "reduction": reduction}
+
+    def form_us(self, form: Form) -> float:
+        adds = any(c.op == "aten.add.Tensor" for c in form.body)
+        return 10.0 + (self.extra.get(form.kind, 0.0) if adds else 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +64,18 @@ def extraction() -> Extraction:
     return extract(REQUEST, widest=Grouping(sums_with_norms=True))
 
 
-class Turning(RecordedDevice):
+class Turning(FormTimes):
     """A region takes 10 us; a rotary embedding of its own (queries, keys) so much, both within the attention more."""
 
     def __init__(self, apart: float, within: float) -> None:
-        super().__init__({})
+        super().__init__()
         self.apart = apart
         self.within = within
-        self.form: Form | None = None
 
-    def open(self, bench: Bench) -> Passed | Rejected:
-        self.form = bench.task.form
-        return super().open(bench)
-
-    def _us(self, candidate: Candidate) -> float:
-        assert self.form is not None
-        if not any(c.op == "aten.cat.default" for c in self.form.body):
+    def form_us(self, form: Form) -> float:
+        if not any(c.op == "aten.cat.default" for c in form.body):
             return 10.0
-        return 10.0 + self.within if self.form.kind == "attention" else self.apart
+        return 10.0 + self.within if form.kind == "attention" else self.apart
 
 
 @pytest.mark.parametrize(("apart", "within", "together"), [(1.0, 1.5, True), (1.0, 2.5, False)])

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,30 +36,30 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one page: less than a database or an artifact takes."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)]
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
     try:
-        yield tmp_path
+        yield folder
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one page: less than a database or an artifact takes."""
+    with mounted(tmp_path, "size=4k"):
+        yield tmp_path
 
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
     """A file system that nobody may write to, not even root."""
-    command = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    try:
+    with mounted(tmp_path, "ro"):
         yield tmp_path
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def tune(store: Path, output: Path, records: Path | None = None) -> list[str]:

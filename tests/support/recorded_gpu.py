@@ -8,13 +8,12 @@ was refused.
 import gzip
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import msgspec
+from bench.races import Header, Race, Raced, Times
 from tuning_fakes import FakeFamily, linear_form, linear_plan
 
 from tune_model.extract.task import Plan, PlannedTask, Task
-from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Candidate, Config, Effort, Rejected
 from tune_model.tune.device import Bench, Passed, Samples
 from tune_model.tune.measuring.policy import Rung
@@ -22,45 +21,9 @@ from tune_model.tune.target import Target
 
 PATH = Path(__file__).parents[1] / "data" / "llama-3-8b.h200.tuning.jsonl.gz"
 
-Times = tuple[float, float, float]
-"""Microseconds per call: median, 20th and 80th percentile."""
 
-
-class Header(msgspec.Struct, frozen=True):
-    """What was measured where."""
-
-    device: str
-    versions: dict[str, str]
-    date: str
-    model: str
-    policy: str
-    units: str
-
-
-class Raced(msgspec.Struct, frozen=True):
-    """A configuration: its values, and times by rung or the reason it was out."""
-
-    values: tuple[Any, ...]
-    race: tuple[Times, ...] = ()
-    final: Times | None = None
-    refused: str = ""
-
-
-class Space(msgspec.Struct, frozen=True):
-    """A family's configurations for a task, in the order raced."""
-
-    parameters: tuple[str, ...]
-    configurations: tuple[Raced, ...]
-
-
-class Recording(msgspec.Struct, frozen=True):
-    """A task."""
-
-    task: str
-    label: str
-    kind: FormKind
-    weight: float
-    families: dict[str, Space]
+class Recording(Race, frozen=True):
+    """A task's race."""
 
     def raced(self) -> dict[Candidate, Raced]:
         """Return everything that was raced, the extern first."""

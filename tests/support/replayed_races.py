@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from random import Random
 
-from recorded_gpu import Raced, Recording, Times
+from bench.races import Raced, Times
+from recorded_gpu import Recording
 
 from tune_model.extract.task import Task, task_key
 from tune_model.runtime.kernel import CpuLaunch, Kernel

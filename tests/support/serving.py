@@ -14,26 +14,16 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from small_models import LLAMA
 
 from tune_model.extract.request import Phase, Request, TransformersSource
 from tune_model.runtime.tuned import TunedModel
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SLOTS = 96
-VOCABULARY = 1000
+VOCABULARY = LLAMA["vocab_size"]
 REQUEST = Request(
-    source=TransformersSource(
-        config={
-            "model_type": "llama",
-            "vocab_size": VOCABULARY,
-            "hidden_size": 128,
-            "intermediate_size": 352,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 128,
-        }
-    ),
+    source=TransformersSource(config=LLAMA),
     dtype="float32",
     task="causal-lm",
     phases=(

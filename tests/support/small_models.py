@@ -18,6 +18,17 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
 DECODERS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},

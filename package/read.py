@@ -38,7 +38,7 @@ from tune_model.package.format.members import (
     program_name,
     stored_limit_of,
 )
-from tune_model.package.format.records import Record, read_records
+from tune_model.package.format.records import Record, StepRecord, read_records
 from tune_model.package.format.tensors import Listed, list_tensors, read_tensors
 from tune_model.package.format.wire import ArtifactError, decode
 from tune_model.package.signature import Signature, VerifyKey, check_signature, read_signature
@@ -99,7 +99,13 @@ class Artifact:
         Raises:
             ArtifactError: They are not what the format allows.
         """
-        return read_records(bytes(self.files[RECORDS]), _display(self.path, RECORDS))
+        file = _display(self.path, RECORDS)
+        for record in read_records(bytes(self.files[RECORDS]), file):
+            if isinstance(record, StepRecord) and record.step.program not in self.programs:
+                raise ArtifactError(
+                    file, "$.step.program", f"one of {', '.join(self.programs)}", record.step.program[:80]
+                )
+            yield record
 
     def config(self) -> str:
         """Return the configuration's text."""

@@ -42,6 +42,7 @@ _TIME_AT_MOST: Final = 1e15
 """Microseconds: from less than light takes through a transistor to a lifetime."""
 
 _COUNT_AT_MOST: Final = 1e24
+_SIZE_AT_MOST: Final = 2**31 - 1
 
 
 class TaskRecord(msgspec.Struct, frozen=True, tag="task"):
@@ -151,8 +152,18 @@ def _check_numbers(record: Record, file: str) -> None:
                 tried = [one for step in trail.footprints for one in (step.at, *step.tried)]
                 times += [one.time_us for one in tried if one.time_us is not None]
             _check_times(times, file)
+            _check_interval(record, file, "$")
         case StepRecord(step):
             _check_times([step.median_us, step.baseline_us, step.gain_low, step.gain_high], file)
+            _check_interval(step, file, "$.step")
+            if not all(1 <= size <= _SIZE_AT_MOST for _, size in step.point):
+                raise ArtifactError(file, "$.step.point", f"sizes of 1 to {_SIZE_AT_MOST}", str(step.point))
+
+
+def _check_interval(gains: ChoiceRecord | WholeStep, file: str, field: str) -> None:
+    if gains.gain_low > gains.gain_high:
+        seen = f"{gains.gain_low} to {gains.gain_high}"
+        raise ArtifactError(file, f"{field}.gain_low", "at most gain_high", seen)
 
 
 def _check_times(times: Iterable[float], file: str) -> None:

@@ -1,6 +1,7 @@
 """From an artifact back to the plan it was tuned from, with the weights' layouts taken out."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -45,6 +46,24 @@ def test_steps_that_no_measurement_gives_are_refused(field: str, value: float):
     data = write_records(msgspec.structs.replace(settled(), steps=(step, wrong)))
     with pytest.raises(ArtifactError, match="times and gains of 0, or"):
         list(read_records(data, "records"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"gain_low": 2.2}, "gain_low"),
+        ({"point": (("batch", 0),)}, "point"),
+        ({"point": (("batch", 2**31),)}, "point"),
+        ({"program": "<script>"}, "program"),
+    ],
+)
+def test_steps_of_nothing_that_is_there_are_refused(tmp_path: Path, fields: dict[str, Any], field: str):
+    step = msgspec.structs.replace(WholeStep("forward", (("batch", 1),), 4.0, 8.0, 1.9, 2.1), **fields)
+    files = files_of(write_artifact(tmp_path / "a.tuned", two_layers.contents(tuning=settled())))
+    files["records.jsonl.gz"] = write_records(msgspec.structs.replace(settled(), steps=(step,)))
+    artifact = open_artifact(write_archive(tmp_path / "forged.tuned", rehash(files)))
+    with pytest.raises(ArtifactError, match=rf"\$\.step\.{field} is .*; expected "):
+        list(artifact.records())
 
 
 def test_records_of_another_model_are_refused(tmp_path: Path):

@@ -9,6 +9,8 @@ from tune_model.pipeline.config import budget_seconds
 from tune_model.pipeline.store import kernels_path, records_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tune_model.package.contents import ArtifactContents
     from tune_model.package.signature import Signer
     from tune_model.pipeline.config import Config
@@ -44,13 +46,30 @@ def tune_options(config: "Config", store: Path, *, recheck: bool) -> "TuneOption
     )
 
 
-def finish(contents: "ArtifactContents", output: str, *, as_json: bool, signer: "Signer | None" = None) -> int:
-    """Write the artifact with its report, signed if wanted, print the scoreboard; returns the exit code.
+def finish(
+    contents: "ArtifactContents",
+    output: str,
+    *,
+    as_json: bool,
+    signer: "Signer | None" = None,
+    save_path: str | None = None,
+    arguments: "Sequence[str]" = (),
+) -> int:
+    """Write the artifact with its report, print the scoreboard; returns the exit code.
+
+    Args:
+        contents: What was tuned.
+        output: Where the artifact goes.
+        as_json: Without a scoreboard.
+        signer: Signs it.
+        save_path: Where what tuning took and found goes, as a benchmark result.
+        arguments: The command line, which such a result names.
 
     Raises:
         OutputError: It cannot be written there.
     """
     from tune_model.package.write import write_artifact
+    from tune_model.pipeline.bench.cost import write_cost
     from tune_model.pipeline.console import console, size_text
     from tune_model.pipeline.report.gather import gather
     from tune_model.pipeline.report.html import render_html
@@ -59,6 +78,8 @@ def finish(contents: "ArtifactContents", output: str, *, as_json: bool, signer: 
 
     facts = gather(from_contents(contents))
     place = write_artifact(output, replace(contents, report_html=render_html(facts)), signer=signer)
+    if save_path is not None:
+        write_cost(Path(save_path), facts, contents.tuning, arguments)
     if not as_json:
         print_scoreboard(facts, console(), repeated=contents.tuning.repeated)
     console(error=True).print(f"wrote {place} ({size_text(_size(place))})", markup=False)

@@ -56,6 +56,13 @@ a records database, so running the command again continues where it stopped and 
     help="Add to the workload the sizes that a server missed: what its coverage().save(FILE) wrote; repeatable.",
 )
 @sign_option
+@click.option(
+    "--save",
+    "save_path",
+    metavar="FILE",
+    default=None,
+    help="Write what tuning took and found as a benchmark result.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line instead of progress.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     config_path: str,
@@ -67,10 +74,12 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     recheck: bool,
     misses: tuple[str, ...],
     signer: "Signer | None",
+    save_path: str | None,
     as_json: bool,
 ) -> int:
     """Conduct the rooms."""
     from tune_model.package.output import check_output
+    from tune_model.pipeline.bench.result import check_result
     from tune_model.pipeline.config import load_config
     from tune_model.pipeline.console import console
     from tune_model.pipeline.demand import sizes_to_add
@@ -92,6 +101,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     config = loaded.config
     output = (config.output.path or f"{config.name}.tuned") if output_path is None else output_path
     check_output(output)
+    if save_path is not None:
+        check_result(Path(save_path))
     store = Path(store_path) if store_path else read_environment().cache_dir
     check_store(store)
     target = _measurable_target(loaded)
@@ -107,7 +118,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
         )
     with make_report(as_json=as_json) as report:
         tuning = tune(extraction.plan, target, tune_options(config, store, recheck=recheck), report)
-    return finish(_contents(loaded, request, tuning, extraction.constants), output, as_json=as_json, signer=signer)
+    contents = _contents(loaded, request, tuning, extraction.constants)
+    arguments = click.get_current_context().obj
+    return finish(contents, output, as_json=as_json, signer=signer, save_path=save_path, arguments=arguments)
 
 
 def _measurable_target(loaded: "LoadedConfig") -> "Target":

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tune_model.pipeline.bench.result import read_result
+
 RUN = "import sys; from tune_model.pipeline.cli import main; main(sys.argv[1:])"
 SMALL = (
     "--set",
@@ -25,9 +27,9 @@ def tune_model(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
 
 
-def tune(config: Path, records: Path, output: Path) -> dict[str, object]:
+def tune(config: Path, records: Path, output: Path, *more: object) -> dict[str, object]:
     """Tune; returns the last event."""
-    done = tune_model("tune", config, *SMALL, "--records", records, "-o", output, "--json")
+    done = tune_model("tune", config, *SMALL, "--records", records, "-o", output, "--json", *more)
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert events[-1]["type"] == "tune finished"
@@ -36,9 +38,14 @@ def tune(config: Path, records: Path, output: Path) -> dict[str, object]:
 
 def test_a_tuned_model_verifies_and_a_second_tune_repeats_it_for_nothing(repository: Path, tmp_path: Path):
     config = repository / "configs" / "tiny-llama.yaml"
-    first = tune(config, tmp_path / "records", tmp_path / "first.tuned")
+    cost = tmp_path / "cost.json"
+    first = tune(config, tmp_path / "records", tmp_path / "first.tuned", "--save", cost)
     assert first["builds"]
     assert first["measured"]
+    saved = read_result(cost)
+    assert (saved.summary["builds"], saved.summary["measurements"]) == (first["builds"], first["measured"])
+    assert len(saved.rows) == saved.summary["tasks"]
+    assert saved.command.endswith("--json --save cost.json")
     verified = tune_model("verify", tmp_path / "first.tuned")
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "the original's first choice" in verified.stdout + verified.stderr

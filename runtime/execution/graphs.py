@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tune_model.runtime.execution.executor import Executor
+from tune_model.runtime.execution.graph_memory import GraphMemory
 from tune_model.runtime.launch.counters import GraphCounters
 
 __all__ = ["CapturedGraph", "GraphPool", "GraphRunner"]
@@ -52,13 +53,13 @@ class GraphPool:
     Attributes:
         lock: Held by one thread at a time.
         stream: Where graphs are captured; nothing else runs there.
-        handle: Of the memory, as `CUDAGraph.capture_begin` takes it; another one after a capture that could not end.
+        memory: Where graphs keep what they compute; another one after a capture that could not end.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.lock = threading.RLock()
         self.stream = torch.cuda.Stream(device)
-        self.handle = torch.cuda.graph_pool_handle()
+        self.memory = GraphMemory()
         self._last: tuple[torch.cuda.Event, int] | None = None
 
     def wait(self, stream: torch.cuda.Stream) -> None:
@@ -103,8 +104,7 @@ class GraphPool:
         return graph, made
 
     def _record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], _T]) -> _T:
-        # Thread-local: other threads may allocate and launch meanwhile.
-        graph.capture_begin(pool=self.handle, capture_error_mode="thread_local")
+        self.memory.begin(graph)
         try:
             made = work()
         except BaseException as error:
@@ -121,7 +121,7 @@ class GraphPool:
             graph.capture_end()
         except RuntimeError:
             # torch's allocator goes on taking this memory for that of a capture, and would refuse the next one.
-            self.handle = torch.cuda.graph_pool_handle()
+            self.memory = GraphMemory()
             raise
 
 

@@ -4,6 +4,7 @@ Work runs at once, on the CPU. A graph records nothing: what a replay would touc
 """
 
 import itertools
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -45,6 +46,11 @@ class FakeGraph:
 
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
         assert self.cuda.capture is None, "a stream that captures already"
+        users = self.cuda.pools.setdefault(pool, weakref.WeakSet())
+        if len(users) == 0 and pool in self.cuda.used:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")  # a result of the last graph lies there still
+        users.add(self)
+        self.cuda.used.add(pool)
         self.cuda.capture = next(self.cuda.numbers)
 
     def capture_end(self) -> None:
@@ -64,6 +70,8 @@ class FakeCuda:
         current: This thread's stream.
         capture: Number of the capture that it is in.
         log: What was waited for and replayed, in order.
+        pools: Graphs that were begun in each, and are alive.
+        used: Pools that a graph was ever begun in.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +79,8 @@ class FakeCuda:
         self.current = FakeStream(self)
         self.capture: int | None = None
         self.log: list[tuple[Any, ...]] = []
+        self.pools: dict[object, weakref.WeakSet[FakeGraph]] = {}
+        self.used: set[object] = set()
         stand_ins = {
             "Stream": lambda device=None: FakeStream(self, device),
             "Event": FakeEvent,

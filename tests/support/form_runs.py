@@ -42,6 +42,11 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return math.inf if math.isnan(difference) else difference.item()
 
 
+def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy to the GPU, laid out as it is: `cuda()` closes the gaps between strides, which kernels were built for."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda").copy_(tensor)
+
+
 def fill(form: Form, seed: int = 0) -> list[torch.Tensor]:
     """Random inputs laid out as a form's parameters say."""
     generator = torch.Generator().manual_seed(seed)

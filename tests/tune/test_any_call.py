@@ -30,7 +30,7 @@ CUDA = (
     ("triton_split_k", {"layout": "transposed", "prefetch": True}),
     ("triton_persistent", {"layout": "plain", "pdl": False}),
     ("triton_persistent", {"layout": "transposed", "prefetch": True}),
-    ("triton_persistent", {"layout": "plain", "specialise": True}),
+    ("triton_persistent", {"layout": "plain", "store": True}),
 )
 
 

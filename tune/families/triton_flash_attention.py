@@ -66,9 +66,11 @@ class TritonFlashAttention:
         wanted_m = min(128, padded(queries))
         wanted_n = 64 if head_dim >= 128 or wide else 128
         spaces: list[Config] = []
-        for block_m, block_n, warps, stages in product((16, 32, 64, 128), (32, 64, 128), (2, 4, 8), (2, 3, 4)):
+        for block_m, block_n, warps, stages in product((16, 32, 64, 128), (32, 64, 128), (1, 2, 4, 8), (2, 3, 4)):
             # A warp takes 16 queries at least; Hopper's instructions want groups of four warps over 64.
             if block_m // 16 < warps and (block_m, warps) != (64, 8):
+                continue
+            if warps == 1 and block_m > 16:
                 continue
             if block_m > max(16, 2 * queries) or block_m * head_dim > 64 * warps * 256:
                 continue
@@ -79,7 +81,7 @@ class TritonFlashAttention:
             return (
                 abs(values["block_m"].bit_length() - wanted_m.bit_length())
                 + abs(values["block_n"].bit_length() - wanted_n.bit_length())
-                + 0.6 * abs(values["num_warps"].bit_length() - max(2, wanted_m // 16).bit_length())
+                + 0.6 * abs(values["num_warps"].bit_length() - max(1, wanted_m // 16).bit_length())
                 + 0.4 * abs(values["num_stages"] - 2)
             )
 

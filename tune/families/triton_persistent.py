@@ -26,7 +26,7 @@ class TritonPersistent:
     """See the module."""
 
     name = "triton_persistent"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"matmul"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -62,7 +62,7 @@ class TritonPersistent:
         configurations = with_prefetch(
             with_layouts(*spaces, every=2), offered=target.arch >= _FIRST_ARCH and m <= _MOST_ROWS_OVERLAPPED
         )
-        yield from thin((config for config in configurations if not _breaks(config)), effort, 0.6)
+        yield from thin(configurations, effort, 0.6)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""
@@ -82,12 +82,6 @@ def _invariant(product: Product, target: CudaTarget) -> Iterator[Config]:
     few, many = (descriptor_space(product._replace(m=rows), target) for rows in INVARIANT_ROWS)
     whole = (config for config in dict.fromkeys(interleave(few, many, 1)) if dict(config)["split_k"] == 1)
     yield from with_prefetch(with_layouts(whole, (), every=1), offered=False)
-
-
-def _breaks(config: Config) -> bool:
-    """Say whether the compiler is known to fail: it cannot specialise around inline instructions (Triton 3.7)."""
-    values = dict(config)
-    return bool(values["specialise"] and values["prefetch"])
 
 
 def _described(task: Task, layout: str) -> Product | Rejected:

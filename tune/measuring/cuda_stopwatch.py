@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 
+from tune_model.runtime.execution.graph_memory import GraphMemory
 from tune_model.runtime.launch.counters import GraphCounters
 from tune_model.tune.device import Samples
 from tune_model.tune.measuring.interval import drifted
@@ -57,7 +58,7 @@ class CudaStopwatch:
         self.device = device
         self.sample_us = sample_us
         self.stream = torch.cuda.Stream(device)
-        self.pool = torch.cuda.graph_pool_handle()
+        self.memory = GraphMemory()
         self.last_used = 0.0
         self.spoiled = False
         self.nvml = Nvml(str(torch.cuda.get_device_properties(device).uuid))
@@ -125,8 +126,8 @@ class CudaStopwatch:
         return _on(self.device, self.stream)
 
     def reset(self) -> None:
-        """Forget the graphs' memory pool: a new task begins."""
-        self.pool = torch.cuda.graph_pool_handle()
+        """Forget the graphs' memory: a new task begins."""
+        self.memory = GraphMemory()
 
     def warm_up(self) -> None:
         """Bring the clocks up if the GPU was idle."""
@@ -160,7 +161,7 @@ class CudaStopwatch:
         """Capture `calls` calls and replay them once; returns what that took as well."""
         graph = torch.cuda.CUDAGraph()
         self.stream.synchronize()
-        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+        self.memory.begin(graph)
         try:
             for number in range(calls):
                 run(number % copies)

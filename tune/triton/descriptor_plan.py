@@ -94,7 +94,7 @@ def _launch(product: Product, config: Config, operands: Argument, epilogue: Argu
     splits, programs, store = int(values["split_k"]), int(values["programs"]), bool(values["store"])
     rows = product.epilogue.m.extent
     (result, *_), (stored, *_) = product.form.results, product.epilogue.nest.stores
-    specialise, last_adds = bool(values["specialise"]), bool(values["last_adds"])
+    last_adds = bool(values["last_adds"])
     arguments: dict[str, Argument] = {
         "x": Slot(product.epilogue.a.slot, dtype),
         "w": Slot(product.epilogue.b.slot, dtype),
@@ -118,9 +118,6 @@ def _launch(product: Product, config: Config, operands: Argument, epilogue: Argu
         "LAST_ADDS": Constant(last_adds),
         "PROGRAMS": Constant(programs),
         "SWAP": Constant(bool(values["swap"])),
-        "SPECIALISE": Constant(specialise),
-        # Hopper's compiler specialises warps in nested loops only (Triton 3.7).
-        "FLATTEN": Constant(not specialise),
         "SUBTILES": Constant(int(values["subtiles"])),
         "STORE": Constant(store),
         "PRECISION": Constant(product.precision),

@@ -1,7 +1,10 @@
 """Which configurations of the descriptor kernel are worth building, most promising first.
 
-A configuration is a tile and a mode: whether programs are persistent, whether some warps only fetch, how the epilogue
-stores. Tiles are ranked by anchors and by how evenly they fill the device; every mode is met early with the best tiles.
+A configuration is a tile and a mode: whether programs are persistent, how the epilogue stores. Tiles are ranked by
+anchors and by how evenly they fill the device; every mode is met early with the best tiles.
+
+No mode lets some warps only fetch: with `warp_specialize` Triton 3.6 compiled these kernels for Hopper to code that
+left parts of a tile unwritten.
 """
 
 import math
@@ -31,13 +34,11 @@ class _Mode(NamedTuple):
 
     Attributes:
         waves: Programs per multiprocessor that walk the tiles; 0 gives each tile a program.
-        specialise: Some warps only fetch; the compiler does so with 4 warps of its own kind only.
         subtiles: Parts of the columns that the epilogue takes one after another.
         store: Through a descriptor.
     """
 
     waves: int
-    specialise: bool
     subtiles: int
     store: bool
 
@@ -81,23 +82,18 @@ _FEW: Final = (
 )
 
 _PERSISTENT: Final = (
-    _Mode(1, False, 1, False),
-    _Mode(1, False, 2, True),
-    _Mode(0, False, 1, False),
-    _Mode(1, True, 1, False),
-    _Mode(1, False, 1, True),
-    _Mode(0, True, 1, False),
-    _Mode(1, False, 2, False),
-    _Mode(2, False, 1, False),
-    _Mode(0, False, 2, True),
-    _Mode(1, True, 2, False),
+    _Mode(1, 1, False),
+    _Mode(1, 2, True),
+    _Mode(0, 1, False),
+    _Mode(1, 1, True),
+    _Mode(1, 2, False),
+    _Mode(2, 1, False),
+    _Mode(0, 2, True),
 )
 _SINGLE: Final = (
-    _Mode(0, False, 1, False),
-    _Mode(0, True, 1, False),
-    _Mode(1, False, 1, False),
-    _Mode(2, False, 1, False),
-    _Mode(1, True, 1, False),
+    _Mode(0, 1, False),
+    _Mode(1, 1, False),
+    _Mode(2, 1, False),
 )
 
 _RESERVED_BYTES: Final = 1024
@@ -127,20 +123,14 @@ def descriptor_space(product: Product, target: CudaTarget) -> tuple[Config, ...]
                     for group, late in ((8, 0.0), (4, 2.0), (16, 2.2)) if product.m > 256 else ((8, 0.0),):
                         config = _config(tile, mode, splits, group, target, swap=swap)
                         cost = base + 0.35 * place + late
-                        for last_adds, more in _sums(mode, splits):
+                        for last_adds, more in _sums(splits):
                             found.setdefault((*config, ("last_adds", last_adds)), cost + more)
     return tuple(sorted(found, key=lambda config: found[config]))
 
 
-def _sums(mode: _Mode, splits: int) -> tuple[tuple[bool, float], ...]:
-    """Return who may add the parts, and what that costs: the last program saves a launch, a kernel spreads the work.
-
-    In a specialised kernel two groups of warps finish half a tile each. Both would count their program as arrived, and
-    the sum would begin before all parts are there (seen in the machine code of Triton 3.6 and 3.7).
-    """
-    if splits == 1 or mode.specialise:
-        return ((False, 0.0),)
-    return ((True, 0.0), (False, 1.0))
+def _sums(splits: int) -> tuple[tuple[bool, float], ...]:
+    """Return who may add the parts, and what that costs: the last program saves a launch, a kernel spreads the work."""
+    return ((False, 0.0),) if splits == 1 else ((True, 0.0), (False, 1.0))
 
 
 def _cut(product: Product, *, few: bool) -> list[_Tile]:
@@ -183,12 +173,7 @@ def _fits(product: Product, tile: _Tile, mode: _Mode, splits: int, target: CudaT
     element = ELEMENT_BYTES[product.epilogue.dtype]
     wide = tile.block_n if swap else tile.block_m
     accumulators = tile.block_m * tile.block_n * product.halves
-    # Specialised kernels add two groups of four warps, which share the accumulators: halves of the wide side if it has
-    # 128, else of the other, and then an instruction does not fit its half (Triton 3.7).
-    warps = 8 if mode.specialise else tile.num_warps
     if swap and (wide < 64 or mode.subtiles > 1 or mode.store):
-        return False
-    if mode.specialise and (tile.num_warps != 4 or (wide == 64 and accumulators > 64 * 128)):
         return False
     if mode.subtiles > 1 and splits > 1:
         return False
@@ -196,7 +181,7 @@ def _fits(product: Product, tile: _Tile, mode: _Mode, splits: int, target: CudaT
         return False
     if mode.subtiles > 1 and tile.block_n // mode.subtiles < 32:
         return False
-    if not 4 <= accumulators / (32 * warps) <= 128:
+    if not 4 <= accumulators / (32 * tile.num_warps) <= 128:
         return False
     loads = (tile.block_m + tile.block_n * product.halves) * tile.block_k * element
     finishing = tile.block_m * tile.block_n // mode.subtiles * (4 if splits > 1 else element)
@@ -216,7 +201,6 @@ def _config(tile: _Tile, mode: _Mode, splits: int, group: int, target: CudaTarge
         ("swap", swap),
         ("split_k", splits),
         ("programs", mode.waves * target.sm_count),
-        ("specialise", mode.specialise),
         ("subtiles", mode.subtiles),
         ("store", mode.store),
     )

@@ -123,16 +123,24 @@ def test_what_the_work_raises_is_raised_and_streams_are_in_order(cuda: FakeCuda,
             raise ValueError("not in a capture")
 
     for fails in (None, lost):
-        handle = pool.handle
+        memory = pool.memory
         monkeypatch.setattr("fake_cuda.FakeGraph.fails", fails)
         with pytest.raises(ValueError, match="not in a capture") as caught:
             pool.capture(broken)
         assert getattr(caught.value, "__notes__", []) == ([] if fails is None else [f"the capture ended with: {lost}"])
         assert cuda.capture is None
-        assert (pool.handle == handle) == (fails is None)  # memory of a capture that never ends
+        assert (pool.memory is memory) == (fails is None)  # memory of a capture that never ends
         assert cuda.log[-1] == ("wait", cuda.current.cuda_stream, pool.stream.cuda_stream)
     monkeypatch.setattr("fake_cuda.FakeGraph.fails", None)
     pool.capture(lambda: None)
+
+
+def test_a_pool_is_kept_when_its_graphs_are_gone(cuda: FakeCuda):
+    """torch refused the next capture as long as a result of the last graph was alive."""
+    pool = GraphPool(CPU)
+    for _ in range(3):
+        pool.capture(lambda: None)
+        gc.collect()
 
 
 def test_a_first_replay_on_another_stream_follows_the_capture(cuda: FakeCuda):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention_forms import causal_form, chunk_form, decode_form, sdpa_form, turned_form
 from devices import current_cuda_target
-from form_runs import fill, relative_error, run_body
+from form_runs import fill, on_gpu, relative_error, run_body
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.execution.binding import bind_kernel
@@ -36,7 +36,7 @@ def check(family, form: Form, change=None, most: int = 14, tolerance: float = 8e
             continue
         bound = bind_kernel(built.kernel, form, built.code, torch.device("cuda"))
         for _ in range(2):  # counters must be back at zero
-            mine = [t.cuda() for t in inputs]
+            mine = [on_gpu(t) for t in inputs]
             try:
                 result = bound(mine)[0]
             except RuntimeError:
@@ -75,16 +75,21 @@ def test_decode_of_ragged_rows():
     check(DECODE, form, positions, most=24)
 
 
-@pytest.mark.parametrize("length", [1, 77, 300])
+def in_order(inputs: list[torch.Tensor]) -> None:
+    """Give every token of a prompt a place of its own in the cache."""
+    inputs[4].copy_(torch.arange(inputs[4].shape[1]).expand_as(inputs[4]))
+
+
+@pytest.mark.parametrize("length", [1, 5, 77, 300])
 def test_prefill(length: int):
     form = causal_form(batch=2, **LLAMA, length=length, max_length=512)
-    check(FLASH, form)
-    check(SDPA, form)
+    check(FLASH, form, in_order)
+    check(SDPA, form, in_order)
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(100, None), (None, 20.0), (64, 30.0)])
 def test_windows_and_caps(window, softcap):
-    check(FLASH, causal_form(**LLAMA, length=333, max_length=512, window=window, softcap=softcap))
+    check(FLASH, causal_form(**LLAMA, length=333, max_length=512, window=window, softcap=softcap), in_order)
 
 
 def test_a_chunk_over_the_cache():

@@ -231,7 +231,7 @@ def descriptor_modes(m: int) -> list[dict]:
     modes: dict[tuple, dict] = {}
     for config in family_named("triton_persistent").configurations(task, cuda_target(), Effort.THOROUGH):
         values = dict(config)
-        mode = tuple(values[name] for name in ("programs", "specialise", "subtiles", "store", "layout", "swap"))
+        mode = tuple(values[name] for name in ("programs", "subtiles", "store", "layout", "swap"))
         modes.setdefault((*mode, values["split_k"] > 1, values["last_adds"]), values)
     return list(modes.values())
 
@@ -239,19 +239,12 @@ def descriptor_modes(m: int) -> list[dict]:
 @pytest.mark.parametrize("m", [16, 2048])
 @pytest.mark.parametrize("arch", [90, 100])
 def test_every_mode_of_the_descriptor_kernel_compiles(arch: int, m: int):
-    """Specialising warps fails in some loops with some versions of the compiler, so it is never the default."""
     task = Task(linear(m, 4096, 2048, tail="residual"), NumericRules())
     modes = descriptor_modes(m)
     assert len(modes) >= 5
-    specialised = 0
     for config in modes:
         built = build_candidate(task, Candidate("triton_persistent", tuple(config.items())), cuda_target(arch))
-        if isinstance(built, Built):
-            specialised += config["specialise"]
-        else:
-            allowed = {"shared memory", "compiler"} if config["specialise"] else {"shared memory"}
-            assert built.reason in allowed, (config, built)
-    assert specialised
+        assert isinstance(built, Built) or built.reason == "shared memory", (config, built)
 
 
 def test_descriptors_get_scratch_memory_for_every_program():
@@ -269,21 +262,10 @@ def test_descriptors_get_scratch_memory_for_every_program():
         assert size_bytes % programs == 0
 
 
-def test_a_warp_only_fetches_where_it_was_asked_for():
-    """On Hopper the compiler specialises warps of kernels of four only, and says so by launching more."""
-    (config, *_) = [c for c in descriptor_modes(2048) if c["specialise"]]
-    task = Task(linear(2048, 4096, 2048, tail="residual"), NumericRules())
-    built = build_candidate(task, Candidate("triton_persistent", tuple(config.items())), cuda_target())
-    assert isinstance(built, Built)
-    assert built.kernel.steps[0].num_warps > 4
-
-
 def test_a_program_counts_itself_as_arrived_once():
-    """Specialised kernels once had two groups of warps that did: sums began before all parts were there."""
+    """Else sums begin before all parts are there; kernels with specialised warps had two groups of them that did."""
     task = Task(linear(16, 4096, 2048, tail="residual"), NumericRules())
     modes = [config for config in descriptor_modes(16) if config["split_k"] > 1]
-    assert not [config for config in modes if config["specialise"] and config["last_adds"]]
-    assert [config for config in modes if config["specialise"]]
     adding = [config for config in modes if config["last_adds"] and config["layout"] == "plain"]
     assert len(adding) >= 2
     for config in adding:

@@ -8,7 +8,7 @@ import torch
 from attention_forms import causal_form, decode_form, sdpa_form
 from cancelling import cancelling
 from devices import current_cuda_target
-from form_runs import fill, relative_error, run_body
+from form_runs import fill, on_gpu, relative_error, run_body
 from product_forms import batched, linear, matrices, product
 from row_forms import argmax, gelu_chain, rms_norm, softmax
 
@@ -46,24 +46,15 @@ def check(
     family = family_named(family_name)
     refusal = family.accepts(task, target)
     assert refusal is None, refusal
-    inputs = [
-        t.cuda()
-        if t.is_contiguous()
-        else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cuda").copy_(t)
-        for t in make(form)
-    ]
+    inputs = [on_gpu(t) for t in make(form)]
     exact = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])
     baseline = run_body(form, [t.clone() for t in inputs])
     ran = 0
-    refused: list[str] = []
     configs = family.configurations(task, target, Effort.THOROUGH)
     for config in islice((c for c in configs if chosen.items() <= dict(c).items()), count):
         built = family.build(task, config, target)
         if not isinstance(built, Built):
-            # Some versions of the compiler cannot specialise warps in some loops.
-            allowed = {"shared memory", "spills"} | ({"compiler"} if chosen.get("specialise") else set())
-            assert built.reason in allowed, (label(Candidate(family_name, config)), built)
-            refused.append(built.reason)
+            assert built.reason in {"shared memory", "spills"}, (label(Candidate(family_name, config)), built)
             continue
         sizes = slot_sizes(relaid_form(form, built.kernel.layouts))
         assert not [p for r in built.kernel.requires if (p := unmet(r, sizes, {}))]
@@ -78,8 +69,6 @@ def check(
                 continue
             limit = 2 * relative_error(own, wanted) + torch.finfo(result.dtype).eps
             assert relative_error(result, wanted) <= limit, label(Candidate(family_name, config))
-    if refused and set(refused) == {"compiler"} and not ran:
-        pytest.skip("this compiler cannot specialise warps here")
     assert ran
 
 
@@ -104,32 +93,20 @@ def test_a_weight_stored_as_its_transpose(family: str, m: int, tail: str):
     check(linear(m, 1536, 2048, tail=tail), family, 4, layout="transposed")
 
 
-@pytest.mark.parametrize(
-    ("specialise", "store", "layout"),
-    [
-        (False, False, "plain"),
-        (False, False, "transposed"),
-        (False, True, "plain"),
-        (True, False, "plain"),
-        (True, False, "transposed"),
-    ],
-)
+@pytest.mark.parametrize(("store", "layout"), [(False, "plain"), (False, "transposed"), (True, "plain")])
 @pytest.mark.parametrize(("m", "tail"), [(257, "residual"), (2048, ""), (1025, "swiglu")])
-def test_tiles_fetched_through_descriptors(m: int, tail: str, specialise: bool, store: bool, layout: str):
-    check(linear(m, 4096, 1544, tail=tail), "triton_persistent", 3, specialise=specialise, store=store, layout=layout)
+def test_tiles_fetched_through_descriptors(m: int, tail: str, store: bool, layout: str):
+    check(linear(m, 4096, 1544, tail=tail), "triton_persistent", 3, store=store, layout=layout)
 
 
 @pytest.mark.parametrize(
-    ("m", "splits", "specialise"),
-    [(m, splits, False) for m in (5, 16, 50) for splits in (1, 2, 4)]
-    + [(m, 4, True) for m in (5, 16, 50)]
-    + [(128, 1, False), (128, 4, False)],
+    ("m", "splits"), [(m, splits) for m in (5, 16, 50) for splits in (1, 2, 4)] + [(128, 1), (128, 4)]
 )
-def test_few_rows_fetched_through_descriptors(m: int, splits: int, specialise: bool):
+def test_few_rows_fetched_through_descriptors(m: int, splits: int):
     # Near the front of the list are sums by the last program, and by a second launch with several parts.
     last = {1: (False,), 2: (True,), 4: (True, False) if m < 128 else (True,)}[splits]
-    for last_adds in (False,) if specialise else last:
-        mode = {"split_k": splits, "last_adds": last_adds, "specialise": specialise}
+    for last_adds in last:
+        mode = {"split_k": splits, "last_adds": last_adds}
         check(linear(m, 1536, 4096, tail="residual"), "triton_persistent", 2, **mode)
 
 

@@ -29,7 +29,6 @@ def accumulate(
     BLOCK_K: tl.constexpr,
     SWAP: tl.constexpr,
     PRECISION: tl.constexpr,
-    SPECIALISE: tl.constexpr,
 ):
     """Multiply one tile over k from `first` to `last`; what lies outside the operands reads as 0."""
     if SWAP:
@@ -37,7 +36,7 @@ def accumulate(
     else:
         acc0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc1 = acc0
-    for k in tl.range(first, last, BLOCK_K, warp_specialize=SPECIALISE):
+    for k in tl.range(first, last, BLOCK_K):
         xs = x_tiles.load([row, k])
         if TRANSPOSED:
             ws = w_tiles.load([k, column])
@@ -237,8 +236,6 @@ def descriptor_matmul(
     LAST_ADDS: tl.constexpr,
     PROGRAMS: tl.constexpr,
     SWAP: tl.constexpr,
-    SPECIALISE: tl.constexpr,
-    FLATTEN: tl.constexpr,
     SUBTILES: tl.constexpr,
     STORE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -271,8 +268,6 @@ def descriptor_matmul(
         LAST_ADDS: The last of a tile's ranges to be done adds them all and finishes the tile.
         PROGRAMS: How many programs walk all tiles; 0 gives each tile its own.
         SWAP: Make the weights the left operand, so that few rows still fill the tensor cores' wide side.
-        SPECIALISE: Let some warps only fetch.
-        FLATTEN: Make the loops over tiles and k one, so that the next tile's fetches begin during an epilogue.
         SUBTILES: Parts of a tile's columns that the epilogue takes one after another.
         STORE: Write the result through a descriptor too.
         PRECISION: Of `tl.dot`.
@@ -333,7 +328,6 @@ def descriptor_matmul(
             BLOCK_K,
             SWAP,
             PRECISION,
-            SPECIALISE,
         )
         finish_in_parts(
             acc0,
@@ -358,7 +352,8 @@ def descriptor_matmul(
             EPILOGUE,
         )
     else:
-        for tile in tl.range(tl.program_id(0), whole * SPLIT_K, PROGRAMS, flatten=FLATTEN, warp_specialize=SPECIALISE):
+        # Flattened, so that the next tile's fetches begin during an epilogue.
+        for tile in tl.range(tl.program_id(0), whole * SPLIT_K, PROGRAMS, flatten=True):
             split = 0
             inner = tile
             first = 0
@@ -387,7 +382,6 @@ def descriptor_matmul(
                 BLOCK_K,
                 SWAP,
                 PRECISION,
-                False,
             )
             finish_in_parts(
                 acc0,

@@ -13,7 +13,7 @@ from tune_model.tune.relayout import relaid_form, relay
 
 GEMV = {"block_n": 8, "block_k": 2048, "num_warps": 4, "stages": 2, "unroll": 1}
 TILE = {"block_m": 16, "block_n": 32, "block_k": 256, "group_m": 8, "num_warps": 4, "num_stages": 3, "swap": False}
-MODE = {"split_k": 1, "last_adds": False, "programs": 0, "specialise": False, "subtiles": 1, "store": False}
+MODE = {"split_k": 1, "last_adds": False, "programs": 0, "subtiles": 1, "store": False}
 COMMON = {"layout": "plain", "pdl": False, "prefetch": False}
 KERNELS = {
     "gemv": (triton_gemv.FAMILY, GEMV),

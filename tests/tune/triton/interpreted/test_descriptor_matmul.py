@@ -19,7 +19,7 @@ TF32 = NumericRules(allow_tf32=True)
 
 def tile(m: int = 32, n: int = 32, k: int = 32, **changes: object) -> dict[str, object]:
     config = {"block_m": m, "block_n": n, "block_k": k, "group_m": 2, "num_warps": 4, "num_stages": 3, "swap": False}
-    mode = {"split_k": 1, "last_adds": False, "programs": 0, "specialise": False, "subtiles": 1, "store": False}
+    mode = {"split_k": 1, "last_adds": False, "programs": 0, "subtiles": 1, "store": False}
     return config | mode | {"layout": "plain", "pdl": False, "prefetch": False} | changes
 
 

@@ -1,12 +1,13 @@
 import pytest
 import torch
 from attention_forms import causal_form, chunk_form, sdpa_form
+from devices import cuda_target
 from form_runs import fill, relative_error, run_body
 from interpreted import interpret
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.program import Form
-from tune_model.tune.candidate import Rejected
+from tune_model.tune.candidate import Effort, Rejected
 from tune_model.tune.families.triton_flash_attention import FAMILY
 
 TILE = {"block_m": 16, "block_n": 32, "num_warps": 1, "num_stages": 2, "pdl": False}
@@ -98,3 +99,11 @@ def test_padding_is_not_read():
     plan = FAMILY.plan(Task(form, NumericRules()), tuple(TILE.items()))
     assert not isinstance(plan, Rejected)
     assert relative_error(interpret(plan, form, inputs)[0], expected) < 2e-3
+
+
+@pytest.mark.parametrize("queries", [1, 2, 5, 15, 16, 17, 40])
+def test_a_few_queries_have_a_choice_too(queries: int):
+    """Below 16 there was nothing to race: a warp takes 16 queries, and one warp was not offered."""
+    task = Task(causal_form(heads=32, kv_heads=8, head_dim=128, length=queries), NumericRules())
+    for effort in Effort:
+        assert len(list(FAMILY.configurations(task, cuda_target(), effort))) >= 4

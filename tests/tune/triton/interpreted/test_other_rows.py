@@ -10,7 +10,7 @@ from tune_model.tune.families import triton_gemv, triton_matmul, triton_persiste
 from tune_model.tune.relayout import relaid_form, relay
 
 TILE = {"block_m": 16, "block_n": 32, "block_k": 32, "group_m": 2, "num_warps": 4, "num_stages": 2, "swap": False}
-MODE = {"split_k": 1, "last_adds": False, "programs": 2, "specialise": False, "subtiles": 1, "store": False}
+MODE = {"split_k": 1, "last_adds": False, "programs": 2, "subtiles": 1, "store": False}
 COMMON = {"pdl": False, "prefetch": False}
 KERNELS = {
     "tiles": (triton_matmul.FAMILY, 16, TILE),

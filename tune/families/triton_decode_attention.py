@@ -35,7 +35,7 @@ class TritonDecodeAttention:
     """See the module."""
 
     name = "triton_decode_attention"
-    version = 3
+    version = 4
     kinds: frozenset[FormKind] = frozenset({"attention"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:

@@ -3,7 +3,7 @@
 Programs are (split, key/value head, row). The query heads that share a key/value head form one tile, so keys and values
 are read once. Each row's length is read on the device and divided evenly between the splits, block by block: cost
 follows the actual length, a graph captured once serves every position, and splits without work return at once. The
-append of the new key and value is part of the kernel: the last split with work takes them from the token itself, begins
+append of the new key and value is part of the kernel: the last split with work takes them from the token itself, ends
 its running softmax with them, and writes them to the cache; no other program touches that slot. Queries and keys are
 read as they are, or made by generated functions (tune/triton/head_source): every split makes them again, which costs
 less than a kernel that makes them once.
@@ -102,54 +102,45 @@ def attend(
     start = first_key(position, WINDOW)
     span = blocks_per_split(position + 1 - start, SPLITS, BLOCK_N) * BLOCK_N
     low = start + split * span
+
+    # What the position does not decide is asked for beside it, not behind it.
+    g = tl.arange(0, BLOCK_G)
+    d = tl.arange(0, BLOCK_D)
+    in_row = d < HEAD_DIM
+    in_d = in_row[None, :]
+    in_g = (g < GROUP)[:, None]
+    if QUERIES is None:
+        q_pointers = q + row64 * q_stride_b + (head * GROUP + g)[:, None] * q_stride_h + d[None, :]
+        qs = tl.load(q_pointers, mask=in_g & in_d, other=0.0)
+    else:
+        count = tl.num_programs(2) * (KV_HEADS * GROUP)
+        members = tl.where(in_g, (row * (KV_HEADS * GROUP) + head * GROUP + g)[:, None], count)
+        qs = tl.where(in_g & in_d, QUERIES(members, count, heads_of, BLOCK_D), 0.0).to(k_cache.dtype.element_ty)
+    kn = tl.zeros((BLOCK_D,), k_cache.dtype.element_ty)
+    vn = tl.zeros((BLOCK_D,), v_cache.dtype.element_ty)
+    if APPEND:
+        if KEYS is None:
+            kn = tl.load(k_new + row64 * kn_stride_b + head * kn_stride_h + d, mask=in_row, other=0.0)
+        else:
+            kn = tl.where(in_row, KEYS(consecutive(row * KV_HEADS + head, 1), 0, heads_of, BLOCK_D), 0.0)
+        vn = tl.load(v_new + row64 * vn_stride_b + head * vn_stride_h + d, mask=in_row, other=0.0)
+        kn = kn.to(k_cache.dtype.element_ty)
+        vn = vn.to(v_cache.dtype.element_ty)
+
     if low <= position:
         high = tl.minimum(low + span, position + 1)
-        owner = high == position + 1
-
-        g = tl.arange(0, BLOCK_G)
-        d = tl.arange(0, BLOCK_D)
-        in_d = (d < HEAD_DIM)[None, :]
-        in_g = (g < GROUP)[:, None]
-        if QUERIES is None:
-            q_pointers = q + row64 * q_stride_b + (head * GROUP + g)[:, None] * q_stride_h + d[None, :]
-            qs = tl.load(q_pointers, mask=in_g & in_d, other=0.0)
-        else:
-            count = tl.num_programs(2) * (KV_HEADS * GROUP)
-            members = tl.where(in_g, (row * (KV_HEADS * GROUP) + head * GROUP + g)[:, None], count)
-            qs = tl.where(in_g & in_d, QUERIES(members, count, heads_of, BLOCK_D), 0.0).to(k_cache.dtype.element_ty)
+        cached = tl.minimum(high, position) if APPEND else high
         k_base = k_cache + row64 * kc_stride_b + head.to(tl.int64) * kc_stride_h
         v_base = v_cache + row64 * vc_stride_b + head.to(tl.int64) * vc_stride_h
 
         best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_G,), tl.float32)
         acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-        cached = high
-        if APPEND:
-            in_row = d < HEAD_DIM
-            if KEYS is None:
-                kn = tl.load(k_new + row64 * kn_stride_b + head * kn_stride_h + d, mask=in_row, other=0.0)
-            else:
-                kn = KEYS(consecutive(row * KV_HEADS + head, 1), 0, heads_of, BLOCK_D)
-                kn = tl.where(in_row, kn, 0.0)
-            vn = tl.load(v_new + row64 * vn_stride_b + head * vn_stride_h + d, mask=in_row, other=0.0)
-            kn = kn.to(k_cache.dtype.element_ty)
-            vn = vn.to(v_cache.dtype.element_ty)
-            position64 = position.to(tl.int64)
-            if owner:
-                tl.store(k_base + position64 * kc_stride_n + d, kn, mask=in_row)
-                tl.store(v_base + position64 * vc_stride_n + d, vn, mask=in_row)
-            score = tl.sum(qs.to(tl.float32) * kn.to(tl.float32)[None, :], axis=1)
-            score = cap_scores(score, SCALE, SOFTCAP)
-            best = tl.where(owner, score, best)
-            total = tl.where(owner, total + 1.0, total)
-            acc = tl.where(owner, acc + vn.to(tl.float32)[None, :], acc)
-            cached = tl.minimum(high, position)
-
         for n in tl.range(low, cached, BLOCK_N):
             keys = n + tl.arange(0, BLOCK_N)
             inside = keys < cached
             k_pointers = k_base + keys.to(tl.int64)[None, :] * kc_stride_n + d[:, None]
-            ks = tl.load(k_pointers, mask=inside[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
+            ks = tl.load(k_pointers, mask=inside[None, :] & in_row[:, None], other=0.0)
             scores = cap_scores(tl.dot(qs, ks, input_precision=PRECISION), SCALE, SOFTCAP)
             scores = tl.where(inside[None, :], scores, float("-inf"))
             better = tl.maximum(best, tl.max(scores, axis=1))
@@ -160,6 +151,19 @@ def attend(
             acc = tl.dot(weights.to(vs.dtype), vs, acc * decay[:, None], input_precision=PRECISION)
             total = total * decay + tl.sum(weights, axis=1)
             best = better
+        if APPEND:  # noqa: SIM102 (one is the compiler's, one the kernel's)
+            # After the loop, whose first loads would else wait for the new token's.
+            if high == position + 1:
+                slot = position.to(tl.int64)
+                tl.store(k_base + slot * kc_stride_n + d, kn, mask=in_row)
+                tl.store(v_base + slot * vc_stride_n + d, vn, mask=in_row)
+                score = cap_scores(tl.sum(qs.to(tl.float32) * kn.to(tl.float32)[None, :], axis=1), SCALE, SOFTCAP)
+                better = tl.maximum(best, score)
+                weight = tl.exp2(score - better)
+                decay = tl.exp2(best - better)
+                acc = acc * decay[:, None] + weight[:, None] * vn.to(tl.float32)[None, :]
+                total = total * decay + weight
+                best = better
 
         heads = head * GROUP + g
         out_pointers = out + row64 * out_stride_b + heads[:, None] * out_stride_h + d[None, :]
@@ -209,33 +213,32 @@ def join_group(
 ):
     """Join the used splits of all heads of a group; `first` is the number of its first head.
 
-    Loads go past the first-level cache, which knows nothing of other programs' stores.
+    Loads go past the first-level cache, which knows nothing of other programs' stores. Those of a step wait for nothing
+    but each other, and few splits are one step.
     """
     members: tl.constexpr = triton.next_power_of_2(GROUP)
-    step_size: tl.constexpr = max(1, min(SPLITS, 32 // members))
+    step_size: tl.constexpr = max(1, min(SPLITS, 64 // members))
     m = tl.arange(0, members)[:, None]
     s = tl.arange(0, step_size)[None, :]
     d = tl.arange(0, BLOCK_D)[None, None, :]
     places = (first + m) * SPLITS + s
-    best = tl.full((members, step_size), float("-inf"), tl.float32)
-    for step in tl.range(0, used, step_size):
-        inside = (m < GROUP) & (step + s < used)
-        tops = tl.load(partial_max + places + step, mask=inside, other=float("-inf"), cache_modifier=".cg")
-        best = tl.maximum(best, tops)
-    # Members that only fill up the tile have nothing: their weights are of no use, but must not trap.
-    top = tl.maximum(tl.max(best, axis=1, keep_dims=True), -1e38)
-    total = tl.zeros((members, step_size), tl.float32)
-    acc = tl.zeros((members, step_size, BLOCK_D), tl.float32)
+    top = tl.full((members, 1), -1e38, tl.float32)
+    total = tl.zeros((members, 1), tl.float32)
+    acc = tl.zeros((members, BLOCK_D), tl.float32)
     for step in tl.range(0, used, step_size):
         inside = (m < GROUP) & (step + s < used)
         tops = tl.load(partial_max + places + step, mask=inside, other=float("-inf"), cache_modifier=".cg")
         sums = tl.load(partial_sum + places + step, mask=inside, other=0.0, cache_modifier=".cg")
-        weights = tl.exp2(tops - top)
-        total += weights * sums
         pointers = partial_out + (places + step)[:, :, None] * HEAD_DIM + d
         parts = tl.load(pointers, mask=inside[:, :, None] & (d < HEAD_DIM), other=0.0, cache_modifier=".cg")
-        acc += weights[:, :, None] * parts
-    result = tl.sum(acc, axis=1) / tl.sum(total, axis=1)[:, None]
+        # Members that only fill up the tile have nothing: their weights are of no use, but must not trap.
+        higher = tl.maximum(top, tl.max(tops, axis=1, keep_dims=True))
+        weights = tl.exp2(tops - higher)
+        decay = tl.exp2(top - higher)
+        total = total * decay + tl.sum(weights * sums, axis=1, keep_dims=True)
+        acc = acc * decay + tl.sum(weights[:, :, None] * parts, axis=1)
+        top = higher
+    result = acc / total
     columns = tl.arange(0, BLOCK_D)[None, :]
     out_mask = (m < GROUP) & (columns < HEAD_DIM)
     tl.store(out + m * out_stride_h + columns, result.to(out.dtype.element_ty), mask=out_mask)
@@ -271,10 +274,13 @@ def combine(
     d = tl.arange(0, BLOCK_D)
     used = (s < SPLITS) & (s * span < keys)
     places = (row64 * HEADS + head) * SPLITS + s
-    best = tl.load(partial_max + places, mask=used, other=float("-inf"))
-    weights = tl.exp2(best - tl.max(best, axis=0))
-    total = tl.sum(weights * tl.load(partial_sum + places, mask=used, other=0.0), axis=0)
-    inside = used[:, None] & (d < HEAD_DIM)[None, :]
+    # All parts are asked for beside the position that says which of them were written.
+    there = s < SPLITS
+    best = tl.where(used, tl.load(partial_max + places, mask=there, other=0.0), float("-inf"))
+    sums = tl.where(used, tl.load(partial_sum + places, mask=there, other=0.0), 0.0)
+    inside = there[:, None] & (d < HEAD_DIM)[None, :]
     parts = tl.load(partial_out + places[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
-    result = tl.sum(weights[:, None] * parts, axis=0) / total
+    parts = tl.where(used[:, None], parts, 0.0)
+    weights = tl.exp2(best - tl.max(best, axis=0))
+    result = tl.sum(weights[:, None] * parts, axis=0) / tl.sum(weights * sums, axis=0)
     tl.store(out + row64 * out_stride_b + head * out_stride_h + d, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)

@@ -63,7 +63,7 @@ class TritonDecodeAttention:
         batch, kv_heads, keys = (size_of(read.k, axis) for axis in (0, 1, 2))
         context = read.positions.values.high if read.positions is not None and read.positions.values else keys - 1
         keys = min(keys, context + 1) if isinstance(context, int) else keys
-        ideal = max(1, (2 * target.sm_count) // max(1, batch * kv_heads))
+        ideal = max(1, target.sm_count // max(1, batch * kv_heads))
         item_bytes = 4 if read.q.type.dtype == "float32" else 2
         head_bytes = padded(size_of(read.q, 3)) * item_bytes
         spaces: list[Config] = []

@@ -64,7 +64,7 @@ class TritonEpilogue:
             spaces.insert(1, (("block", 0), ("num_warps", 0)))
         # The best block does not depend on the weight's layout.
         transposed = () if isinstance(transposed_weight(task), Rejected) else spaces[:_TRANSPOSED_AT_MOST]
-        yield from thin(with_layouts(spaces, transposed, every=2), effort, share=0.5)
+        yield from thin(with_layouts(spaces, transposed, every=2), effort, share=0.3)
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
         """Compile what follows the matmul; `block=0` is the library's addmm."""

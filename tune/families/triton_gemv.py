@@ -50,7 +50,7 @@ class TritonGemv:
         # Rows of a plain weight are what a program streams; the transpose is for weights that prefill wants so.
         space = with_layouts(gemv_space(product, target), transposed, every=5)
         short = product.weight_bytes <= SHORT_BYTES
-        yield from thin(with_prefetch(space, offered=overlap, short=short), effort, 1.0)
+        yield from thin(with_prefetch(space, offered=overlap, short=short), effort, 1.0 if product.m <= 2 else 0.5)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""

@@ -52,7 +52,7 @@ class TritonMatmul:
         can_turn = not isinstance(transposed_weight(task), Rejected)
         space = with_layouts(tiles, tiles if can_turn else (), every=2)
         short = product.weight_bytes <= SHORT_BYTES
-        yield from thin(with_prefetch(space, offered=overlap, short=short), effort, _share(product))
+        yield from thin(with_prefetch(space, offered=overlap, short=short), effort, _share(product, target))
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""
@@ -67,9 +67,10 @@ class TritonMatmul:
         return build_kernel(plan, target)
 
 
-def _share(product: Product) -> float:
-    """Return this family's part of the search: with few rows `triton_gemv` is likelier to win."""
-    return 0.25 if product.m == 1 else 0.5 if product.m <= 4 else 1.0 if product.m <= 128 else 0.6
+def _share(product: Product, target: CudaTarget) -> float:
+    """Return this family's part: with one row `triton_gemv` is likelier to win, with many `triton_persistent`."""
+    many = 0.4 if target.arch >= 90 else 0.6
+    return 0.25 if product.m == 1 else 1.0 if product.m <= 128 else many
 
 
 FAMILY = TritonMatmul()

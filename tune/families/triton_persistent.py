@@ -18,6 +18,9 @@ __all__ = ["FAMILY", "TritonPersistent"]
 
 _FIRST_ARCH = 90
 _FEWEST_ROWS = 5
+_FEW_ROWS = 128
+"""Up to so many rows other families are likelier to win."""
+
 _MOST_ROWS_OVERLAPPED = 256
 """Longer products hide a launch anyway."""
 
@@ -62,7 +65,7 @@ class TritonPersistent:
         configurations = with_prefetch(
             with_layouts(*spaces, every=2), offered=target.arch >= _FIRST_ARCH and m <= _MOST_ROWS_OVERLAPPED
         )
-        yield from thin(configurations, effort, 0.6)
+        yield from thin(configurations, effort, 0.4 if m <= _FEW_ROWS else 0.6)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""

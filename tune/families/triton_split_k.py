@@ -54,7 +54,7 @@ class TritonSplitK:
         can_turn = not isinstance(transposed_weight(task), Rejected)
         space = with_layouts(tiles, tiles if can_turn else (), every=2)
         short = product.weight_bytes <= SHORT_BYTES
-        yield from thin(with_prefetch(space, offered=overlap, short=short), effort, _share(product))
+        yield from thin(with_prefetch(space, offered=overlap, short=short), effort, _share(product, target))
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""
@@ -69,9 +69,10 @@ class TritonSplitK:
         return build_kernel(plan, target)
 
 
-def _share(product: Product) -> float:
+def _share(product: Product, target: CudaTarget) -> float:
     """Return this family's part of the search: splitting pays where rows are few."""
-    return 0.25 if product.m == 1 else 0.8 if product.m <= 128 else 0.4
+    many = 0.2 if target.arch >= 90 else 0.4
+    return 0.25 if product.m == 1 else 0.6 if product.m <= 128 else many
 
 
 FAMILY = TritonSplitK()

@@ -14,7 +14,7 @@ from deployment.artifacts import Deployment, deploy, tuned_artifact
 from deployment.models import LONG, PREFILL, SHORT, SPARE_SLOTS, llama
 from deployment.timings import meet, release, synchronise
 from tune_model.pipeline.bench.interleave import Contender, device_time_ms
-from tune_model.pipeline.bench.peers import COMPILED, compiled, decode_step, eager_graph, prefill_call, roll_back
+from tune_model.pipeline.bench.peers import COMPILED, captured, compiled, decode_step, prefill_call, roll_back
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
 from tune_model.runtime.generation.completion import Generation
@@ -120,7 +120,7 @@ def _call(here: Deployment, phase: str, inputs: dict[str, Tensor], hints: dict[s
 
 def peers_of(call: Callable[[], object], device: torch.device) -> Any:
     """Return who runs the original's call, as `meet` prepares them."""
-    graph = [("eager_graph", lambda: eager_graph(call))] if device.type == "cuda" else []
+    graph = [("eager_graph", lambda: captured(call))] if device.type == "cuda" else []
     return [("eager", lambda: call), *graph, (COMPILED[device.type], lambda: compiled(call, device))]
 
 

@@ -14,7 +14,7 @@ from tune_model.runtime.kernel import Requirement, Within, Workspace
 from tune_model.runtime.program import Form, FormKind, Ref
 from tune_model.tune.attention import AttentionForm, read_attention
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.search.order import LIMITS, thin, with_dependent_launch
+from tune_model.tune.search.order import LIMITS, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.attention_arguments import new_tokens, padded, size_of, stride_of
 from tune_model.tune.triton.compile import Options
@@ -35,7 +35,7 @@ class TritonDecodeAttention:
     """See the module."""
 
     name = "triton_decode_attention"
-    version = 4
+    version = 5
     kinds: frozenset[FormKind] = frozenset({"attention"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -88,7 +88,10 @@ class TritonDecodeAttention:
                 + 0.2 * values["last_joins"]
             )
 
-        offered = with_dependent_launch(sorted(spaces, key=cost), offered=target.arch >= 90)
+        overlaps = target.arch >= 90
+        offered = with_prefetch(sorted(spaces, key=cost), offered=overlaps)
+        if overlaps and not _asks_ahead(read):
+            offered = (config for config in offered if not dict(config)["prefetch"])
         # A quick search is a list, any other a descent that sees the whole space.
         share = 1.0 if effort is Effort.QUICK else LIMITS[Effort.THOROUGH] / LIMITS[effort]
         yield from thin(offered, effort, share)
@@ -131,6 +134,12 @@ def _refusal(read: AttentionForm) -> Rejected | None:
         if stride_of(parameter, 3) != 1:
             return Rejected("unsupported", f"{parameter.name} has stride {stride_of(parameter, 3)} along the head dim")
     return None
+
+
+def _asks_ahead(read: AttentionForm) -> bool:
+    """Say whether keys and values are whole pieces of 16 bytes, as the second-level cache is asked for them."""
+    strides = [stride_of(parameter, axis) for parameter in (read.k, read.v) for axis in (0, 1, 2)]
+    return all(stride % 16 == 0 for stride in (size_of(read.k, 3), *strides))
 
 
 def _heads(form: Form, read: AttentionForm) -> HeadFunctions | Rejected | None:
@@ -180,6 +189,7 @@ def _plan(read: AttentionForm, made: HeadFunctions | None, config: _Values) -> K
         "vn_stride_h": size(v_new, 1),
         "out_stride_b": size(read.out.name, 0, wide=True),
         "out_stride_h": size(read.out.name, 1),
+        "slots": SizeOf(f"{read.k.name}.size2"),
         "KV_HEADS": Constant(kv_heads),
         "GROUP": Constant(heads // kv_heads),
         "HEAD_DIM": Constant(head_dim),
@@ -194,6 +204,7 @@ def _plan(read: AttentionForm, made: HeadFunctions | None, config: _Values) -> K
         "BLOCK_D": Constant(padded(head_dim)),
         "PRECISION": Constant("ieee" if dtype == "float32" else "tf32"),
         "PDL": Constant(bool(config["pdl"])),
+        "AHEAD": Constant(2 * block_n if config["prefetch"] else 0),
     }
     if made is not None:
         # What is made is in no memory: the result's own pointer fills its place.
@@ -225,7 +236,7 @@ def _launches(read: AttentionForm, config: _Values, arguments: dict[str, Argumen
         shared = {name: arguments[name] for name in (*names, "out_stride_b", "out_stride_h", "HEAD_DIM", "WINDOW")}
         shared |= {name: arguments[name] for name in ("SPLITS", "BLOCK_N", "BLOCK_D", "PDL")}
         shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(padded(splits, 1))}
-        warps = 4 if splits * head_dim >= 4096 else 1
+        warps = 4 if splits * head_dim >= 2048 else 1
         launches.append(
             Launch(decode_attention.combine, shared, (heads, batch, 1), Options(warps, 1, programmatic=pdl))
         )

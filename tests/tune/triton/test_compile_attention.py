@@ -1,5 +1,7 @@
 """Attention kernels as the compiler sees them."""
 
+import re
+
 import pytest
 import triton
 from attention_forms import causal_form, chunk_form, decode_form, sdpa_form, turned_form
@@ -47,6 +49,24 @@ def test_decode_copies_keys_ahead_sixteen_bytes_at_a_time():
     assert "cp.async.cg.shared.global" in text
     assert "cp.async.ca" not in text
     assert "mma" in text
+
+
+def test_the_cache_is_asked_for_before_the_predecessor_is_waited_for():
+    form = decode_form(**LLAMA, batch=1, length=8448, context=(8191, 8191))
+    config = next(c for c in configs(DECODE, form) if ("prefetch", True) in c)
+    text = compiled(DECODE, form, config)[0]
+    asked, waited = text.index("cp.async.bulk.prefetch.L2.global"), text.index("griddepcontrol.wait")
+    assert asked < waited
+    # The position that says what to ask for may be the last step's: it is read again, and not from the first level.
+    assert text.count("ld.global.cg") == 1
+    assert text.index("ld.global.cg") < asked
+    assert re.search(r"ld\.global\.b\d+|ld\.global\.v", text[waited:])
+
+
+def test_a_cache_of_odd_rows_is_not_asked_for():
+    form = decode_form(batch=1, heads=8, kv_heads=2, head_dim=40, length=512, context=(0, 500))
+    assert any(("pdl", True) in c for c in configs(DECODE, form))
+    assert not [c for c in configs(DECODE, form) if ("prefetch", True) in c]
 
 
 def test_the_last_split_joins_in_the_same_launch():
@@ -157,4 +177,4 @@ def test_parameters_are_spelled_alike():
     form = decode_form(**LLAMA)
     assert len({tuple(name for name, _ in c) for c in configs(DECODE, form)}) == 1
     names = [name for name, _ in configs(DECODE, form)[0]]
-    assert names == ["splits", "block_n", "num_warps", "num_stages", "last_joins", "pdl"]
+    assert names == ["splits", "block_n", "num_warps", "num_stages", "last_joins", "pdl", "prefetch"]

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from tune_model.tune.triton.kernels.dependency import wait_for_predecessor
+from tune_model.tune.triton.kernels.dependency import ask, wait_for_predecessor
 from tune_model.tune.triton.kernels.rows import consecutive
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -47,6 +47,30 @@ def cap_scores(scores, SCALE: tl.constexpr, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def ask_for_cache(
+    k_base,
+    v_base,
+    position,
+    split,
+    kc_stride_n,
+    vc_stride_n,
+    HEAD_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Ask the second-level cache for the first AHEAD keys and values of a split; the position may be an old one."""
+    start = first_key(position, WINDOW)
+    low = start + split * blocks_per_split(position + 1 - start, SPLITS, BLOCK_N) * BLOCK_N
+    if low <= position:
+        keys = tl.minimum(low + tl.arange(0, AHEAD), position).to(tl.int64)
+        size: tl.constexpr = HEAD_DIM * k_base.dtype.element_ty.primitive_bitwidth // 8
+        ask(k_base + keys * kc_stride_n, AHEAD, size)
+        ask(v_base + keys * vc_stride_n, AHEAD, size)
+
+
+@triton.jit
 def attend(
     q,
     k_cache,
@@ -75,6 +99,7 @@ def attend(
     vn_stride_h,
     out_stride_b,
     out_stride_h,
+    slots,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -89,15 +114,23 @@ def attend(
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
+    AHEAD: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
     """Attend over one split; with more than one, leave a partial result for `combine`, or join all if the last."""
-    wait_for_predecessor(PDL)
     split = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
     row64 = row.to(tl.int64)
+    k_base = k_cache + row64 * kc_stride_b + head.to(tl.int64) * kc_stride_h
+    v_base = v_cache + row64 * vc_stride_b + head.to(tl.int64) * vc_stride_h
+    if AHEAD > 0:
+        # Perhaps not this step's yet, so it is kept out of the first-level cache and inside the cache's slots.
+        guess = tl.load(positions + row64 * positions_stride_b, cache_modifier=".cg").to(tl.int32)
+        guess = tl.minimum(tl.maximum(guess, 0), slots - 1)
+        ask_for_cache(k_base, v_base, guess, split, kc_stride_n, vc_stride_n, HEAD_DIM, WINDOW, SPLITS, BLOCK_N, AHEAD)
+    wait_for_predecessor(PDL)
     position = tl.load(positions + row64 * positions_stride_b).to(tl.int32)
     start = first_key(position, WINDOW)
     span = blocks_per_split(position + 1 - start, SPLITS, BLOCK_N) * BLOCK_N
@@ -130,8 +163,6 @@ def attend(
     if low <= position:
         high = tl.minimum(low + span, position + 1)
         cached = tl.minimum(high, position) if APPEND else high
-        k_base = k_cache + row64 * kc_stride_b + head.to(tl.int64) * kc_stride_h
-        v_base = v_cache + row64 * vc_stride_b + head.to(tl.int64) * vc_stride_h
 
         best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_G,), tl.float32)

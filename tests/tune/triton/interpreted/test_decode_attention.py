@@ -25,7 +25,7 @@ def check(form, config, tolerance, positions=None):
         assert torch.equal(mine[cache].double(), expected_inputs[cache].double())
 
 
-TILE = {"num_warps": 4, "num_stages": 2, "last_joins": False, "pdl": False}
+TILE = {"num_warps": 4, "num_stages": 2, "last_joins": False, "pdl": False, "prefetch": False}
 
 
 @pytest.mark.parametrize(("splits", "last_joins"), [(1, False), (5, False), (16, False), (4, True), (16, True)])

@@ -79,18 +79,20 @@ class Rules(msgspec.Struct, frozen=True):
         threshold: A move must gain at least this share, or noise would keep it walking.
         diagonals: Where no parameter alone gains, try all pairs before stopping.
         restarts: How often to begin again, far from everything that was timed.
+        hopeless: A restart ends where it stands this share slower than the best of all; `None` lets it walk on.
         most: It ends when it has asked for so many configurations; `None` lets it walk on.
     """
 
     threshold: float = 0.01
     diagonals: bool = False
     restarts: int = 0
+    hopeless: float | None = None
     most: int | None = None
 
 
 _BY_EFFORT = {
     Effort.QUICK: Rules(),
-    Effort.BALANCED: Rules(restarts=1),
+    Effort.BALANCED: Rules(restarts=1, hopeless=0.1),
     Effort.THOROUGH: Rules(diagonals=True, restarts=3),
 }
 
@@ -229,6 +231,8 @@ class _Walker:
         here = start if start in self.times else None
         while here is not None:
             here = self._step(here, number)
+            if number > 0 and here is not None and self._is_hopeless(here):
+                return
 
     def far_from_all(self) -> Config | None:
         """Return the likeliest configuration that is far from everything timed."""
@@ -236,6 +240,13 @@ class _Walker:
         return next(
             (c for c in self.space.configs if all(self.space.distance(c, known) >= _FAR for known in timed)), None
         )
+
+    def _is_hopeless(self, here: Config) -> bool:
+        now = self.times[here]
+        best = min((t for t in self.times.values() if t is not None), default=None)
+        if self.rules.hopeless is None or now is None or best is None:
+            return False
+        return now > best * (1.0 + self.rules.hopeless)
 
     @property
     def _is_spent(self) -> bool:

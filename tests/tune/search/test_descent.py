@@ -154,3 +154,14 @@ def test_a_walk_ends_when_it_has_asked_for_so_many():
         assert cost(found[0]) == min(map(cost, asked))
         assert footprints[0].at.config == SPACE[0]
     assert descend(SPACE[0], SPACE, lambda _c: None, ignore, Rules(most=3)).found == []
+
+
+def test_a_hopeless_restart_is_given_up():
+    """Attention's restarts walked on for seconds a step, well behind, and found nothing better in 18 races on an H200."""
+
+    def steps(rules: Rules) -> list[int]:
+        return [step.descent for step in descend(RIDGE[0], RIDGE, hills, ignore, rules).footprints]
+
+    assert steps(Rules(restarts=1)).count(1) > 1
+    assert steps(Rules(restarts=1, hopeless=0.1)).count(1) == 1
+    assert steps(Rules(restarts=1, hopeless=0.1)).count(0) == steps(Rules(restarts=1)).count(0)

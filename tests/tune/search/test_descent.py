@@ -157,7 +157,7 @@ def test_a_walk_ends_when_it_has_asked_for_so_many():
 
 
 def test_a_hopeless_restart_is_given_up():
-    """Attention's restarts walked on for seconds a step, well behind, and found nothing better in 18 races on an H200."""
+    """Attention's restarts walked on for seconds a step, far behind, and found nothing in 18 races on an H200."""
 
     def steps(rules: Rules) -> list[int]:
         return [step.descent for step in descend(RIDGE[0], RIDGE, hills, ignore, rules).footprints]

@@ -7,13 +7,18 @@ from rich.console import Console
 if TYPE_CHECKING:
     from tune_model.package.memory import MemoryPlan
 
-__all__ = ["console", "gain_text", "memory_text", "size_text", "time_text"]
+__all__ = ["console", "count_text", "gain_text", "memory_text", "size_text", "time_text"]
 
 
 def console(*, error: bool = False) -> Console:
     """Return a console; without a terminal it is plain and 140 columns wide so that tables stay whole in logs."""
     made = Console(stderr=error, highlight=False)
     return made if made.is_terminal else Console(stderr=error, highlight=False, width=140, no_color=True)
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return `1 part`, `3 parts`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def size_text(size_bytes: float) -> str:

@@ -4,11 +4,14 @@ The rest of the project takes what it needs as arguments; libraries (torch, tran
 """
 
 import os
+import pwd
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from tune_model.runtime.errors import TuneModelError
 
 __all__ = ["Environment", "read_environment", "unset_spinning"]
 
@@ -41,9 +44,19 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     """Read the environment variables this project looks at.
 
     A relative XDG_CACHE_HOME is ignored, as the XDG base directory specification asks.
+
+    Raises:
+        TuneModelError: Nothing says where the user's files live.
     """
     caches = Path(variables.get("XDG_CACHE_HOME", ""))
     if not caches.is_absolute():
-        home = variables.get("HOME", "")
-        caches = (Path(home) if home else Path("~").expanduser()) / ".cache"
+        caches = Path(variables.get("HOME", "") or _home_of_user()) / ".cache"
     return Environment(cache_dir=caches / "tune-model")
+
+
+def _home_of_user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError as error:
+        msg = f"HOME is not set and user {os.getuid()} has no entry; set XDG_CACHE_HOME, or give --records FOLDER"
+        raise TuneModelError(msg) from error

@@ -69,8 +69,8 @@ class WinnerLostError(TuneModelError):
 def tune(plan: Plan, target: Target, options: TuneOptions, report: Callable[[Event], None]) -> Tuning:
     """Tune every task of a plan on this machine.
 
-    The first Ctrl-C or SIGTERM lets the candidate in flight finish and returns what there is (`Tuning.stopped`); a
-    second one raises `KeyboardInterrupt`.
+    The first Ctrl-C, SIGTERM or SIGHUP lets the candidate in flight finish and returns what there is
+    (`Tuning.stopped`); a second one raises `KeyboardInterrupt`.
 
     Args:
         plan: As extracted.
@@ -393,11 +393,16 @@ def _measurement(timing: Timing) -> Measurement:
 
 @contextmanager
 def _interruptible(stop: threading.Event) -> Iterator[None]:
-    """Turn the first Ctrl-C or SIGTERM (a batch system's time is up) into a request to stop; the second interrupts."""
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; the second interrupts.
+
+    A batch system whose time is up terminates, a closed terminal hangs up; `nohup` has asked not to hear of that.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] == signal.SIG_IGN:
+        del before[signal.SIGHUP]
 
     def request(_number: int, _frame: FrameType | None) -> None:
         stop.set()

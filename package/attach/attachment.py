@@ -149,6 +149,8 @@ def attach(
     """
     import torch
 
+    if not isinstance(module, torch.nn.Module):
+        raise OtherModelError(f"{artifact}: attached to a {type(module).__name__}; expected a torch.nn.Module")
     if isinstance(vars(module).get("forward"), _Forward):
         raise OtherModelError(f"{artifact}: the module runs on an artifact already; expected to be detached first")
     key = None if verify_key is None else read_verify_key(verify_key)

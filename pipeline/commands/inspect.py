@@ -135,9 +135,12 @@ def print_parts(path: str, parts: Sequence["ArtifactFacts"], out: "Console") -> 
     """List a bundle's parts, in the order in which they are preferred."""
     from rich.table import Table
 
-    from tune_model.pipeline.console import size_text
+    from tune_model.pipeline.console import count_text, size_text
 
-    out.print(f"{path}: a bundle of {len(parts)} parts of {parts[0].name}; look into one with --part", markup=False)
+    out.print(
+        f"{path}: a bundle of {count_text(len(parts), 'part')} of {parts[0].name}; look into one with --part",
+        markup=False,
+    )
     table = Table()
     for name in ("tuned on", "digest", "tasks", "kernels", "size"):
         table.add_column(name, justify="right" if name in {"tasks", "kernels", "size"} else "left")

@@ -37,8 +37,9 @@ def command(paths: tuple[str, ...], output: str, signer: "Signer | None") -> Non
     """Merge and list the parts."""
     from tune_model.package.merge import merge_artifacts
     from tune_model.package.parts import part_name
+    from tune_model.pipeline.console import count_text
 
     parts = merge_artifacts(paths, output, signer=signer)
     for part in parts:
         click.echo(part_name(part.manifest))
-    click.echo(f"wrote {output} ({len(parts)} parts)", err=True)
+    click.echo(f"wrote {output} ({count_text(len(parts), 'part')})", err=True)

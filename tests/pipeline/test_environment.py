@@ -1,4 +1,5 @@
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import spinning
 
 from tune_model.pipeline import cli
 from tune_model.pipeline.environment import read_environment, unset_spinning
+from tune_model.runtime.errors import TuneModelError
 
 
 @pytest.mark.parametrize(
@@ -17,10 +19,18 @@ from tune_model.pipeline.environment import read_environment, unset_spinning
         ({"HOME": "/me"}, "/me/.cache/tune-model"),
         ({"XDG_CACHE_HOME": "", "HOME": "/me"}, "/me/.cache/tune-model"),
         ({"XDG_CACHE_HOME": "relative", "HOME": "/me"}, "/me/.cache/tune-model"),
+        ({"HOME": ""}, f"{pwd.getpwuid(os.getuid()).pw_dir}/.cache/tune-model"),
+        ({}, f"{pwd.getpwuid(os.getuid()).pw_dir}/.cache/tune-model"),
     ],
 )
 def test_the_cache_follows_the_xdg_rules(variables, cache):
     assert read_environment(variables).cache_dir == Path(cache)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 9)
+    with pytest.raises(TuneModelError, match="set XDG_CACHE_HOME, or give --records"):
+        read_environment({})
 
 
 SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "infinity", "KMP_BLOCKTIME": "infinite"}

@@ -14,7 +14,7 @@ from tuning_fakes import alive
 
 from tune_model.tune.records.database import Records
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
@@ -72,7 +72,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, Ende
     return found
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=["ctrl-c", "terminate", "kill"])
+@pytest.mark.parametrize("number", SIGNALS, ids=["ctrl-c", "terminate", "hang up", "kill"])
 def test_what_was_measured_is_kept_and_nothing_is_left_running(
     ended: dict[signal.Signals, Ended], number: signal.Signals
 ):

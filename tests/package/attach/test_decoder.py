@@ -383,3 +383,5 @@ def test_another_model_is_refused(write: Any, tmp_path: Path):
         tune_model.attach(original().bfloat16(), path)
     with pytest.raises(OtherModelError, match="no parameters"):
         tune_model.attach(nn.Identity(), path)
+    with pytest.raises(OtherModelError, match=r"attached to a NoneType; expected a torch\.nn\.Module"):
+        tune_model.attach(None, path)  # type: ignore[arg-type]

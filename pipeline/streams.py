@@ -4,6 +4,7 @@ What a command prints is for whoever reads it; what it does (tune, write, judge)
 """
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -13,7 +14,11 @@ __all__ = ["outlive_readers", "prints_of_others"]
 
 
 class _Stream(io.FileIO):
-    """A file that goes nowhere from when its reader (head, a pager, a logger that ended) is gone or its disk full."""
+    """A file that goes nowhere from when its reader (head, a pager, a closed terminal) is gone or its disk full."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._is_terminal = os.isatty(descriptor)
 
     def write(self, data: Any, /) -> int:
         """Write, or pretend to when nobody reads it.
@@ -27,7 +32,7 @@ class _Stream(io.FileIO):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
-            if not isinstance(error, BrokenPipeError):
+            if not (isinstance(error, BrokenPipeError) or (self._is_terminal and error.errno == errno.EIO)):
                 raise OSError(error.errno, error.strerror, "standard output or error") from error
             return len(memoryview(data).cast("B"))
 
@@ -43,7 +48,7 @@ def _outliving(stream: Any) -> Any:
     if not isinstance(getattr(stream.buffer, "raw", stream.buffer), io.FileIO):
         return stream
     stream.flush()
-    raw = _Stream(stream.fileno(), "w", closefd=False)
+    raw = _Stream(stream.fileno())
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=stream.encoding,

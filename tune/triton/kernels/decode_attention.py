@@ -47,6 +47,12 @@ def cap_scores(scores, SCALE: tl.constexpr, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def over(acc, total):
+    """Divide a weighted sum by its weights; 0 where none had any, as in ATen's attention."""
+    return acc / tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
 def ask_for_cache(
     k_base,
     v_base,
@@ -164,7 +170,8 @@ def attend(
         high = tl.minimum(low + span, position + 1)
         cached = tl.minimum(high, position) if APPEND else high
 
-        best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+        # Finite, so that scores of -inf weigh nothing.
+        best = tl.full((BLOCK_G,), -1e38, tl.float32)
         total = tl.zeros((BLOCK_G,), tl.float32)
         acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
         for n in tl.range(low, cached, BLOCK_N):
@@ -200,7 +207,7 @@ def attend(
         out_pointers = out + row64 * out_stride_b + heads[:, None] * out_stride_h + d[None, :]
         places = (row64 * (KV_HEADS * GROUP) + heads) * SPLITS + split
         if SPLITS == 1:
-            tl.store(out_pointers, (acc / total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
+            tl.store(out_pointers, over(acc, total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
         elif not LAST_JOINS:
             tl.store(partial_max + places, best, mask=g < GROUP)
             tl.store(partial_sum + places, total, mask=g < GROUP)
@@ -208,7 +215,7 @@ def attend(
         else:
             used = tl.cdiv(position + 1 - start, span)
             if used == 1:
-                tl.store(out_pointers, (acc / total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
+                tl.store(out_pointers, over(acc, total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
             else:
                 tl.store(partial_max + places, best, mask=g < GROUP)
                 tl.store(partial_sum + places, total, mask=g < GROUP)
@@ -269,7 +276,7 @@ def join_group(
         total = total * decay + tl.sum(weights * sums, axis=1, keep_dims=True)
         acc = acc * decay + tl.sum(weights[:, :, None] * parts, axis=1)
         top = higher
-    result = acc / total
+    result = over(acc, total)
     columns = tl.arange(0, BLOCK_D)[None, :]
     out_mask = (m < GROUP) & (columns < HEAD_DIM)
     tl.store(out + m * out_stride_h + columns, result.to(out.dtype.element_ty), mask=out_mask)
@@ -313,5 +320,5 @@ def combine(
     parts = tl.load(partial_out + places[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
     parts = tl.where(used[:, None], parts, 0.0)
     weights = tl.exp2(best - tl.max(best, axis=0))
-    result = tl.sum(weights[:, None] * parts, axis=0) / tl.sum(weights * sums, axis=0)
+    result = over(tl.sum(weights[:, None] * parts, axis=0), tl.sum(weights * sums, axis=0))
     tl.store(out + row64 * out_stride_b + head * out_stride_h + d, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)

@@ -139,3 +139,40 @@ def test_a_broken_head_breaks_no_other():
     assert finite.all(-1).sum() == 3 * 4 - 1 - 2
     assert torch.equal(torch.isfinite(actual), finite)
     assert relative_error(actual[finite], expected[finite]) < 2e-3
+
+
+@pytest.mark.parametrize("last_joins", [False, True])
+@pytest.mark.parametrize("where", ["the new token", "a block of the cache"])
+def test_scores_of_minus_infinity_weigh_nothing(where: str, last_joins: bool):
+    """A split that had no other score was 0 / 0, and so the whole row was NaN."""
+    form = decode_form(batch=1, heads=4, kv_heads=2, head_dim=32)
+    inputs = fill(form)
+    inputs[4] = torch.tensor([[32]])
+    inputs[5][..., 7] = 1.0
+    if where == "the new token":
+        inputs[2][0, :, 0, 7] = float("-inf")
+    else:
+        inputs[0][0, :, :32, 7] = float("-inf")
+    expected = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])[0]
+    assert bool(torch.isfinite(expected).all())
+    config = {"splits": 2, "block_n": 32, **TILE, "last_joins": last_joins}
+    plan = FAMILY.plan(Task(form, NumericRules()), tuple(config.items()))
+    assert not isinstance(plan, Rejected), plan
+    assert relative_error(interpret(plan, form, inputs)[0], expected) < 2e-3
+
+
+@pytest.mark.parametrize("last_joins", [False, True])
+def test_a_row_without_any_finite_score_is_zero_as_in_aten(last_joins: bool):
+    form = decode_form(batch=2, heads=2, kv_heads=1, head_dim=32)
+    inputs = fill(form)
+    inputs[4] = torch.tensor([[40], [40]])
+    inputs[5][0, :, 0, 7] = 1.0
+    inputs[0][0, :, :, 7] = inputs[2][0, :, 0, 7] = float("-inf")
+    expected = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])[0]
+    for splits in (2,) if last_joins else (1, 2):
+        config = {"splits": splits, "block_n": 32, **TILE, "last_joins": last_joins}
+        plan = FAMILY.plan(Task(form, NumericRules()), tuple(config.items()))
+        assert not isinstance(plan, Rejected), plan
+        actual = interpret(plan, form, [t.clone() for t in inputs])[0]
+        assert not bool(actual[0].any())
+        assert relative_error(actual, expected) < 2e-3

@@ -92,8 +92,8 @@ class TritonDecodeAttention:
         offered = with_prefetch(sorted(spaces, key=cost), offered=overlaps)
         if overlaps and not _asks_ahead(read):
             offered = (config for config in offered if not dict(config)["prefetch"])
-        # A quick search is a list, any other a descent that sees the whole space.
-        share = 1.0 if effort is Effort.QUICK else LIMITS[Effort.THOROUGH] / LIMITS[effort]
+        # A quick search is a list, any other a descent that sees the whole space: some tiles, each in three forms.
+        share = 1.0 if effort is Effort.QUICK else 3 * LIMITS[Effort.THOROUGH] / LIMITS[effort]
         yield from thin(offered, effort, share)
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:

@@ -7,6 +7,7 @@ from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.search.order import SHORT_BYTES, interleave, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
+from tune_model.tune.triton.descriptor_plan import is_described
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import Product, matmul_plan, read_product, transposed_weight
 from tune_model.tune.triton.matmul_space import INVARIANT_ROWS, matmul_space, with_layouts
@@ -68,9 +69,10 @@ class TritonMatmul:
 
 
 def _share(product: Product, target: CudaTarget) -> float:
-    """Return this family's part: with one row `triton_gemv` is likelier to win, with many `triton_persistent`."""
-    many = 0.4 if target.arch >= 90 else 0.6
-    return 0.25 if product.m == 1 else 1.0 if product.m <= 128 else many
+    """Return this family's part: with one row `triton_gemv` is likelier to win, with many what fetches tiles."""
+    if product.m <= 128:
+        return 0.25 if product.m == 1 else 1.0
+    return 0.4 if product.m > _MOST_ROWS_OVERLAPPED and is_described(product, target) else 0.6
 
 
 FAMILY = TritonMatmul()

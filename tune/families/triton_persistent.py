@@ -8,7 +8,7 @@ from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.relayout import TRANSPOSED
 from tune_model.tune.search.order import interleave, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
-from tune_model.tune.triton.descriptor_plan import descriptor_plan, refusal
+from tune_model.tune.triton.descriptor_plan import FIRST_ARCH, descriptor_plan, refusal
 from tune_model.tune.triton.descriptor_space import descriptor_space
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import Product, read_product
@@ -16,7 +16,6 @@ from tune_model.tune.triton.matmul_space import INVARIANT_ROWS, with_layouts
 
 __all__ = ["FAMILY", "TritonPersistent"]
 
-_FIRST_ARCH = 90
 _FEWEST_ROWS = 5
 _FEW_ROWS = 128
 """Up to so many rows other families are likelier to win."""
@@ -36,8 +35,8 @@ class TritonPersistent:
         """Accept products whose operands can be described, in one layout of the weight or the other."""
         if not isinstance(target, CudaTarget):
             return Rejected("unsupported", "a CUDA kernel")
-        if target.arch < _FIRST_ARCH:
-            return Rejected("unsupported", f"sm_{target.arch} has no tensor descriptors; from sm_{_FIRST_ARCH} on")
+        if target.arch < FIRST_ARCH:
+            return Rejected("unsupported", f"sm_{target.arch} has no tensor descriptors; from sm_{FIRST_ARCH} on")
         plain = _described(task, "plain")
         if not isinstance(plain, Rejected) and plain.m < _FEWEST_ROWS and not plain.invariant:
             return Rejected("unsupported", f"{plain.m} rows; expected at least {_FEWEST_ROWS}")
@@ -63,7 +62,7 @@ class TritonPersistent:
         m = max((p.m for p in products if not isinstance(p, Rejected)), default=0)
         spaces = [() if isinstance(p, Rejected) else descriptor_space(p, target) for p in products]
         configurations = with_prefetch(
-            with_layouts(*spaces, every=2), offered=target.arch >= _FIRST_ARCH and m <= _MOST_ROWS_OVERLAPPED
+            with_layouts(*spaces, every=2), offered=target.arch >= FIRST_ARCH and m <= _MOST_ROWS_OVERLAPPED
         )
         yield from thin(configurations, effort, 0.4 if m <= _FEW_ROWS else 0.6)
 

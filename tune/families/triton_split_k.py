@@ -10,6 +10,7 @@ from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.search.order import SHORT_BYTES, thin, with_prefetch
 from tune_model.tune.target import CudaTarget, Target
+from tune_model.tune.triton.descriptor_plan import is_described
 from tune_model.tune.triton.launch import KernelPlan, build_kernel
 from tune_model.tune.triton.matmul_plan import Product, read_product, split_k_plan, transposed_weight
 from tune_model.tune.triton.matmul_space import split_k_space, with_layouts
@@ -70,9 +71,11 @@ class TritonSplitK:
 
 
 def _share(product: Product, target: CudaTarget) -> float:
-    """Return this family's part of the search: splitting pays where rows are few."""
-    many = 0.2 if target.arch >= 90 else 0.4
-    return 0.25 if product.m == 1 else 0.6 if product.m <= 128 else many
+    """Return this family's part of the search: splitting pays where rows are few; others split what they fetch."""
+    if product.m == 1:
+        return 0.25
+    share = 0.8 if product.m <= 128 else 0.4
+    return 0.75 * share if is_described(product, target) else share
 
 
 FAMILY = TritonSplitK()

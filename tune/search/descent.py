@@ -43,6 +43,9 @@ CLIMBS_AT_MOST = {Effort.QUICK: 0, Effort.BALANCED: 24}
 Builds are what a search on a GPU waits for.
 """
 
+_LINKED = ("pdl", "prefetch")
+"""Parameters that are one decision: what is asked for before a predecessor is done needs a dependent launch."""
+
 _FAR = 3
 """A descent that starts again begins at least so many notches from everything that was timed."""
 
@@ -189,14 +192,29 @@ class _Space:
         others = values[max(at - 1, 0) : at] + values[at + 1 : at + 2]
         return [(*config[:place], (name, other), *config[place + 1 :]) for other in others]
 
+    def _linked(self, config: Config) -> list[Config]:
+        """Move the linked parameters together."""
+        places = [place for place, (name, _) in enumerate(config) if name in _LINKED]
+        if len(places) < len(_LINKED):
+            return []
+        moved: list[Config] = [config]
+        for place in places:
+            moved = [further for one in moved for further in self._moves(one, place)]
+        return moved
+
     def around(self, config: Config, parameters: int) -> list[Config]:
-        """Return the legal configurations that differ in so many parameters by one notch each."""
+        """Return the legal configurations that differ in so many parameters by one notch each.
+
+        Linked parameters that move together count as one.
+        """
         found: set[Config] = set()
         for places in combinations(range(len(config)), parameters):
             moved: Iterable[Config] = [config]
             for place in places:
                 moved = [further for one in moved for further in self._moves(one, place)]
             found.update(moved)
+        if parameters == 1:
+            found.update(self._linked(config))
         return sorted((c for c in found if c in self.places), key=lambda c: self.places[c])
 
     def distance(self, a: Config, b: Config) -> int:

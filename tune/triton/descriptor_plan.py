@@ -5,6 +5,7 @@ from tune_model.runtime.kernel import Multiple, Requirement, Workspace
 from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Config, Rejected
 from tune_model.tune.loops.ir import Store
+from tune_model.tune.target import CudaTarget
 from tune_model.tune.triton.compile import Options
 from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, SizeOf, Slot
 from tune_model.tune.triton.matmul_plan import (
@@ -16,7 +17,10 @@ from tune_model.tune.triton.matmul_plan import (
     sum_launch,
 )
 
-__all__ = ["descriptor_plan", "refusal", "stores_through_descriptor"]
+__all__ = ["FIRST_ARCH", "descriptor_plan", "is_described", "refusal", "stores_through_descriptor"]
+
+FIRST_ARCH = 90
+"""Of NVIDIA's, with a copy engine for tensor descriptors."""
 
 _ALIGNMENT = 16
 """Bytes, of addresses and of the distance between rows (CUDA driver API, cuTensorMapEncodeTiled)."""
@@ -45,6 +49,11 @@ def refusal(product: Product) -> Rejected | None:
     if product.precision == "tf32" and element == 4 and product.w_strides[2] != 1:
         return Rejected("unsupported", "a tf32 operand that is not contiguous along k")
     return None
+
+
+def is_described(product: Product, target: CudaTarget) -> bool:
+    """Say whether tiles of this product may be fetched through descriptors."""
+    return target.arch >= FIRST_ARCH and refusal(product) is None
 
 
 def stores_through_descriptor(product: Product) -> bool:

@@ -165,3 +165,17 @@ def test_a_hopeless_restart_is_given_up():
     assert steps(Rules(restarts=1)).count(1) > 1
     assert steps(Rules(restarts=1, hopeless=0.1)).count(1) == 1
     assert steps(Rules(restarts=1, hopeless=0.1)).count(0) == steps(Rules(restarts=1)).count(0)
+
+
+def test_a_prefetch_is_one_step_from_an_ordinary_launch():
+    """It needs the dependent launch, which alone may gain nothing: (off, off) to (on, on) was two steps."""
+    forms = [(False, False), (True, False), (True, True)]
+    space: list[Config] = [(("block", b), ("pdl", p), ("prefetch", f)) for b in (64, 128) for p, f in forms]
+    assert set(neighbours(space[0], space)) == {space[1], space[2], space[3]}
+    assert set(neighbours(space[2], space)) == {space[0], space[1], space[5]}
+
+    def time(config: Config) -> float:
+        values = dict(config)
+        return 10.0 + values["pdl"] - 3.0 * values["prefetch"]
+
+    assert descend(space[0], space, time, ignore).found[0] in {space[2], space[5]}

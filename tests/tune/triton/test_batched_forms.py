@@ -118,7 +118,7 @@ def test_few_batches_of_long_products_are_split_too():
     assert family.accepts(task, HOPPER) is None
     for last_adds in (True, False):
         config = next(
-            c for c in family.configurations(task, HOPPER, Effort.THOROUGH) if dict(c)["last_adds"] == last_adds
+            c for c in family.configurations(task, HOPPER, Effort.BALANCED) if dict(c)["last_adds"] == last_adds
         )
         built = family.build(task, config, HOPPER)
         assert isinstance(built, Built), built

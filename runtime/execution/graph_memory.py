@@ -9,7 +9,9 @@ class GraphMemory:
     """A pool of torch's allocator that graphs are captured in.
 
     torch gives a pool up with the last graph that was begun in it. As long as a tensor still lies there it then refuses
-    to capture into the pool again (`use_count > 0` in CUDACachingAllocator), so the first graph is kept here.
+    to capture into the pool again (`use_count > 0` in CUDACachingAllocator), so the first graph is kept here, whether
+    anybody still replays it or not. What all graphs of the pool need at most stays reserved for them until this object
+    is gone, even when all other graphs are.
 
     Attributes:
         handle: As `CUDAGraph.capture_begin` takes it.

@@ -32,6 +32,12 @@ class FakeStream:
 class FakeEvent:
     stream: int | None = None
 
+    def __init__(self, *, enable_timing: bool = False) -> None:
+        self.enable_timing = enable_timing
+
+    def elapsed_time(self, _other: "FakeEvent") -> float:
+        return 1.0
+
     def record(self, stream: FakeStream) -> None:
         self.stream = stream.cuda_stream
 

@@ -80,6 +80,32 @@ def in_order(inputs: list[torch.Tensor]) -> None:
     inputs[4].copy_(torch.arange(inputs[4].shape[1]).expand_as(inputs[4]))
 
 
+def test_a_position_that_the_predecessor_has_just_written():
+    """Keys are asked for at the position of the last step; the step itself is of this one."""
+    form = decode_form(batch=4, **LLAMA, length=1500, context=(0, 1499), scale=128**-0.5)
+    task, target = Task(form, NumericRules()), current_cuda_target()
+    configs = DECODE.configurations(task, target, Effort.BALANCED)
+    built = DECODE.build(task, next(c for c in configs if ("prefetch", True) in c), target)
+    assert isinstance(built, Built), built
+    bound = bind_kernel(built.kernel, form, built.code, torch.device("cuda"))
+    inputs = fill(form)
+    inputs[4][:, 0] = torch.tensor([0, 100, 700, 1300])
+    exact = [t.double() if t.is_floating_point() else t.clone() for t in inputs]
+    mine = [on_gpu(t) for t in inputs]
+    bound(list(mine))
+    run_body(form, exact)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mine[4].add_(17)
+        result = bound(list(mine))[0]
+    for _ in range(4):
+        graph.replay()
+        torch.cuda.synchronize()
+        exact[4].add_(17)
+        assert relative_error(result.cpu(), run_body(form, exact)[0]) < 8e-3
+        assert torch.equal(mine[0].cpu().double(), exact[0])
+
+
 @pytest.mark.parametrize("length", [1, 5, 77, 300])
 def test_prefill(length: int):
     form = causal_form(batch=2, **LLAMA, length=length, max_length=512)

@@ -2,11 +2,11 @@
 
 Programs are (split, key/value head, row). The query heads that share a key/value head form one tile, so keys and values
 are read once. Each row's length is read on the device and divided evenly between the splits, block by block: cost
-follows the actual length, a graph captured once serves every position, and splits without work return at once. The
-append of the new key and value is part of the kernel: the last split with work takes them from the token itself, ends
-its running softmax with them, and writes them to the cache; no other program touches that slot. Queries and keys are
-read as they are, or made by generated functions (tune/triton/head_source): every split makes them again, which costs
-less than a kernel that makes them once.
+follows the actual length, a graph captured once serves every position, and splits without work only make their queries,
+which every split begins with while it waits for its row's position. The append of the new key and value is part of the
+kernel: the last split with work takes them from the token itself, ends its running softmax with them, and writes them to
+the cache; no other program touches that slot. Queries and keys are read as they are, or made by generated functions
+(tune/triton/head_source): every split makes them again, which costs less than a kernel that makes them once.
 
 The splits of a row are joined by a second kernel, or by the one of them that arrives last.
 """
@@ -66,14 +66,14 @@ def ask_for_cache(
     BLOCK_N: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """Ask the second-level cache for the first AHEAD keys and values of a split; the position may be an old one."""
+    """Ask the second-level cache for a split's first AHEAD keys and values; the position may be an old one."""
     start = first_key(position, WINDOW)
-    low = start + split * blocks_per_split(position + 1 - start, SPLITS, BLOCK_N) * BLOCK_N
-    if low <= position:
-        keys = tl.minimum(low + tl.arange(0, AHEAD), position).to(tl.int64)
-        size: tl.constexpr = HEAD_DIM * k_base.dtype.element_ty.primitive_bitwidth // 8
-        ask(k_base + keys * kc_stride_n, AHEAD, size)
-        ask(v_base + keys * vc_stride_n, AHEAD, size)
+    span = blocks_per_split(position + 1 - start, SPLITS, BLOCK_N) * BLOCK_N
+    keys = start + split * span + tl.arange(0, AHEAD)
+    wanted = (keys < start + (split + 1) * span) & (keys <= position)
+    size: tl.constexpr = HEAD_DIM * k_base.dtype.element_ty.primitive_bitwidth // 8
+    ask(k_base + keys.to(tl.int64) * kc_stride_n, wanted, AHEAD, size)
+    ask(v_base + keys.to(tl.int64) * vc_stride_n, wanted, AHEAD, size)
 
 
 @triton.jit
@@ -301,7 +301,7 @@ def combine(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Join the splits of one head of one row; splits that had no keys left nothing to read."""
+    """Join the splits of one head of one row; what splits without keys did not write is read, and dropped."""
     wait_for_predecessor(PDL)
     head = tl.program_id(0)
     row64 = tl.program_id(1).to(tl.int64)

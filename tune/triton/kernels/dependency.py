@@ -1,9 +1,11 @@
 """Programmatic dependent launch: a kernel starts while its predecessor drains, and waits itself before it reads.
 
-Every kernel launched this way waits before it reads or writes memory, so whatever the predecessor did is complete and
-visible. What it may do before is ask the second-level cache for weights: they are no kernel's result, and where they
-were one the cache would still be right. So memory stays busy between two kernels. Hopper and later. Inline
-instructions, so behind constexprs that are off in Triton's interpreter.
+Every kernel launched this way waits before it uses what is in memory, so whatever the predecessor did is complete and
+visible. What it may do before is ask the second-level cache, which is always right, for what it will read: weights, or
+keys and values. So memory stays busy between two kernels. Where it has to read something to know what to ask for, that
+may be an old value: it is read past the first-level cache, kept within the operand's bounds, used for nothing else, and
+read again after the wait. Hopper and later. Inline instructions, so behind constexprs that are off in Triton's
+interpreter.
 """
 
 import triton
@@ -31,10 +33,13 @@ def wait_for_predecessor(PDL: tl.constexpr):
 
 
 @triton.jit
-def ask(pointers, COUNT: tl.constexpr, BYTES: tl.constexpr):
-    """Ask the second-level cache for BYTES from each of COUNT addresses, all multiples of 16; waits for nothing."""
+def ask(pointers, wanted, COUNT: tl.constexpr, BYTES: tl.constexpr):
+    """Ask the second-level cache for BYTES from each of COUNT addresses that is wanted; waits for nothing.
+
+    Addresses and BYTES are multiples of 16.
+    """
     sizes = tl.full((COUNT,), BYTES, tl.int32)
-    counts = tl.full((COUNT,), COUNT, tl.int32)
+    counts = tl.where(wanted, COUNT, 0)
     tl.inline_asm_elementwise(
         _PREFETCH, "=r,l,r,r", [pointers.to(tl.int64), sizes, counts], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -59,12 +64,14 @@ def prefetch_weights(
         if N % BLOCK_N != 0:
             columns = columns % N
         begin = w + columns.to(tl.int64) * STRIDE_N + first
-        ask(begin, BLOCK_N, AHEAD * element)
+        all_columns = columns >= 0
+        ask(begin, all_columns, BLOCK_N, AHEAD * element)
         if HALVES == 2:
-            ask(begin + N * STRIDE_N, BLOCK_N, AHEAD * element)
+            ask(begin + N * STRIDE_N, all_columns, BLOCK_N, AHEAD * element)
     else:
         ks = first + tl.arange(0, AHEAD)
         begin = w + ks.to(tl.int64) * STRIDE_K + column
-        ask(begin, AHEAD, BLOCK_N * element)
+        all_rows = ks >= 0
+        ask(begin, all_rows, AHEAD, BLOCK_N * element)
         if HALVES == 2:
-            ask(begin + N, AHEAD, BLOCK_N * element)
+            ask(begin + N, all_rows, AHEAD, BLOCK_N * element)

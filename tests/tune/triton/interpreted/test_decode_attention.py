@@ -7,6 +7,7 @@ from interpreted import interpret
 from tune_model.extract.task import NumericRules, Task
 from tune_model.tune.candidate import Rejected
 from tune_model.tune.families.triton_decode_attention import FAMILY
+from tune_model.tune.triton.kernels import decode_attention
 
 
 def check(form, config, tolerance, positions=None):
@@ -176,3 +177,33 @@ def test_a_row_without_any_finite_score_is_zero_as_in_aten(last_joins: bool):
         actual = interpret(plan, form, [t.clone() for t in inputs])[0]
         assert not bool(actual[0].any())
         assert relative_error(actual, expected) < 2e-3
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("old", [-1, 0, 31, 32, 199, 200, 2**31 - 1, 2**40 + 7, -(2**40)])
+def test_an_old_position_asks_for_what_is_in_the_cache_and_decides_nothing(
+    monkeypatch: pytest.MonkeyPatch, old: int, window: int | None
+):
+    """Before the predecessor is done, positions may be the last step's, or nothing that was ever written."""
+    form = decode_form(batch=2, heads=4, kv_heads=2, head_dim=32, window=window)
+    inputs = fill(form)
+    caches = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in inputs[:2]]
+    positions = inputs[4].copy_(torch.tensor([[150], [100]])).clone()
+    expected = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])[0]
+    asked: list[tuple[int, int]] = []
+
+    def ask(pointers, wanted, count, size) -> None:
+        addresses = pointers.handle.data[wanted.handle.data]
+        assert pointers.handle.data.shape == (int(count),)
+        asked.extend((int(a), int(a) + int(size)) for a in addresses)
+
+    monkeypatch.setattr(decode_attention, "ask", ask)
+    monkeypatch.setattr(decode_attention, "wait_for_predecessor", lambda _pdl: inputs[4].copy_(positions))
+    config = {"splits": 4, "block_n": 16, **TILE, "prefetch": True}
+    plan = FAMILY.plan(Task(form, NumericRules()), tuple(config.items()))
+    assert not isinstance(plan, Rejected), plan
+    inputs[4].fill_(old)
+    assert relative_error(interpret(plan, form, inputs)[0], expected) < 2e-3
+    assert asked
+    assert all(any(low <= begin < end <= high for low, high in caches) for begin, end in asked)
+    assert len(asked) == len(set(asked))

@@ -78,12 +78,13 @@ def finish(
 
     facts = gather(from_contents(contents))
     place = write_artifact(output, replace(contents, report_html=render_html(facts)), signer=signer)
-    if save_path is not None:
-        write_cost(Path(save_path), facts, contents.tuning, arguments)
     if not as_json:
         print_scoreboard(facts, console(), repeated=contents.tuning.repeated)
     console(error=True).print(f"wrote {place} ({size_text(_size(place))})", markup=False)
-    return exit_code(contents.tuning)
+    code = exit_code(contents.tuning)
+    if save_path is not None:
+        write_cost(Path(save_path), facts, contents.tuning, arguments, complete=code == 0)
+    return code
 
 
 def exit_code(tuning: "Tuning") -> int:

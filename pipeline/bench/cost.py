@@ -14,19 +14,28 @@ if TYPE_CHECKING:
 __all__ = ["write_cost"]
 
 
-def write_cost(path: Path, facts: "ReportFacts", tuning: "Tuning", arguments: "Sequence[str]") -> None:
-    """Write one row per task and the run's totals; `tune_s` is wall seconds from the first race, tracing left out.
+def write_cost(
+    path: Path, facts: "ReportFacts", tuning: "Tuning", arguments: "Sequence[str]", *, complete: bool
+) -> None:
+    """Write one row per task, whenever it was measured, and what this run took.
+
+    `builds`, `measurements`, `repeated` (of these, taken again since something disturbed them) and `tune_s` (wall
+    seconds of racing, tracing left out) are of this run alone: where records held some tasks already they are less than
+    the whole costs. `complete` is 0 when the run ended before every task was searched.
 
     Args:
         path: The result file; an old one is replaced.
         facts: The report's.
         tuning: What was tuned in this run.
         arguments: The command line.
+        complete: Whether every task was searched.
     """
     summary = {
         "tasks": facts.totals.tasks,
         "builds": tuning.builds,
         "measurements": tuning.measured,
+        "repeated": tuning.repeated,
+        "complete": int(complete),
         "tune_s": round(tuning.seconds, 1),
         **{status.replace(" ", "_"): count for status, count in facts.totals.statuses.items()},
     }

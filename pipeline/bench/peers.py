@@ -7,6 +7,7 @@ pre-packs weights and without which max-autotune gains nothing there.
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +82,11 @@ def prefill_call(model: nn.Module, batch: int, sequence: int) -> Callable[[], to
 
 
 def captured(call: Callable[[], object]) -> Callable[[], object]:
-    """Capture a call into a CUDA graph and return its replay."""
+    """Capture a call into a CUDA graph and return its replay, which keeps what the call reads.
+
+    Raises:
+        RuntimeError: It does something that a graph cannot hold.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -91,11 +96,15 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return graph.replay
+    return partial(_replay, graph, call)
+
+
+def _replay(graph: torch.cuda.CUDAGraph, _call: Callable[[], object]) -> None:
+    graph.replay()
 
 
 def compiled(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """Compile a call with the best mode of the device, on CUDA into one graph, and warm it up.
+    """Compile a call with the best mode of the device, on CUDA into one graph where it can be, and warm it up.
 
     Args:
         call: Fixed shapes; compiled without dynamic dims.
@@ -103,25 +112,33 @@ def compiled(call: Callable[[], object], device: torch.device) -> Callable[[], o
     """
     torch._dynamo.reset()
     if device.type == "cuda":
-        run: Callable[[], object] = torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)
-        for _ in range(3):
-            run()
-        torch.cuda.synchronize(device)
-        return captured(run)
+        graph = _captured_or_none(_warm(torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)))
+        return graph or _warm(torch.compile(call, mode="max-autotune", dynamic=False))
     import torch._inductor.config as inductor
 
     with inductor.patch(freezing=True), torch.no_grad():
-        run = torch.compile(call, dynamic=False)
-        for _ in range(3):
-            run()
+        return _warm(torch.compile(call, dynamic=False))
+
+
+def _warm(run: Callable[[], object]) -> Callable[[], object]:
+    """Run a compiled call until nothing is compiled any more."""
+    for _ in range(3):
+        run()
     return run
 
 
+def _captured_or_none(call: Callable[[], object]) -> Callable[[], object] | None:
+    try:
+        return captured(call)
+    except RuntimeError:
+        return None
+
+
 def peers(call: Callable[[], object], device: torch.device, *, compile_too: bool) -> list[Contender]:
-    """Return every contender that runs `call`: eager, its CUDA graph, compiled."""
+    """Return every contender that runs `call`: eager, its CUDA graph where it can have one, compiled."""
     contenders = [Contender("eager", call)]
-    if device.type == "cuda":
-        contenders.append(Contender("eager_graph", captured(call)))
+    if device.type == "cuda" and (graph := _captured_or_none(call)) is not None:
+        contenders.append(Contender("eager_graph", graph))
     if compile_too:
         contenders.append(Contender(COMPILED[device.type], compiled(call, device)))
     return contenders

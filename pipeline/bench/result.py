@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from tune_model.package.output import try_writing
 from tune_model.runtime.errors import TuneModelError
 
 __all__ = [
@@ -115,6 +116,10 @@ def check_result(path: Path) -> None:
         if folder.exists():
             if not folder.is_dir():
                 raise TuneModelError(f"{path}: {folder} is not a folder; expected one to put the result in")
+            try:
+                try_writing(folder / path.name)
+            except OSError as error:
+                raise TuneModelError(f"{path}: {error.strerror}; expected a place for the result") from error
             return
 
 

@@ -102,6 +102,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     output = (config.output.path or f"{config.name}.tuned") if output_path is None else output_path
     check_output(output)
     if save_path is not None:
+        if Path(save_path).resolve().is_relative_to(Path(output).resolve()):
+            raise click.BadParameter("lies in the artifact; expected another place", param_hint="--save")
         check_result(Path(save_path))
     store = Path(store_path) if store_path else read_environment().cache_dir
     check_store(store)

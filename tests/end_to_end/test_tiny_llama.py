@@ -45,6 +45,7 @@ def test_a_tuned_model_verifies_and_a_second_tune_repeats_it_for_nothing(reposit
     saved = read_result(cost)
     assert (saved.summary["builds"], saved.summary["measurements"]) == (first["builds"], first["measured"])
     assert len(saved.rows) == saved.summary["tasks"]
+    assert saved.summary["complete"] == 1
     assert saved.command.endswith("--json --save cost.json")
     verified = tune_model("verify", tmp_path / "first.tuned")
     assert verified.returncode == 0, verified.stdout + verified.stderr

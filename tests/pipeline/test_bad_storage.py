@@ -103,6 +103,18 @@ def test_a_disk_that_is_full_is_noticed_before_the_model_is_built(
     assert tree(small_disk) == before
 
 
+def test_a_result_that_cannot_be_written_is_noticed_before_the_model_is_built(
+    store: Path, read_only: Path, tmp_path_factory, capsys: pytest.CaptureFixture[str]
+):
+    output = tmp_path_factory.mktemp("output")
+    asked = tune(store, output / "a.tuned", output / "records")
+    error = refusal([*asked, "--save", str(read_only / "new" / "cost.json")], output, capsys)
+    assert error == f"{read_only}/new/cost.json: Read-only file system; expected a place for the result"
+    inside = tune(store, f"{output}/a.tuned/", output / "records")
+    error = refusal([*inside, "--save", str(output / "a.tuned" / "cost.json")], output, capsys)
+    assert "--save: lies in the artifact; expected another place" in error
+
+
 @pytest.mark.parametrize("inside", [".", "records"])
 def test_records_in_a_place_that_may_not_be_written(
     store: Path, read_only: Path, tmp_path_factory, capsys: pytest.CaptureFixture[str], inside: str

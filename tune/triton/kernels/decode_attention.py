@@ -4,8 +4,8 @@ Programs are (split, key/value head, row). The query heads that share a key/valu
 are read once. Each row's length is read on the device and divided evenly between the splits, block by block: cost
 follows the actual length, a graph captured once serves every position, and splits without work only make their queries,
 which every split begins with while it waits for its row's position. The append of the new key and value is part of the
-kernel: the last split with work takes them from the token itself, ends its running softmax with them, and writes them to
-the cache; no other program touches that slot. Queries and keys are read as they are, or made by generated functions
+kernel: the last split with work takes them from the token itself, ends its running softmax with them, and writes them
+to the cache; no other program touches that slot. Queries and keys are read as they are, or made by generated functions
 (tune/triton/head_source): every split makes them again, which costs less than a kernel that makes them once.
 
 The splits of a row are joined by a second kernel, or by the one of them that arrives last.

@@ -10,6 +10,7 @@
 import functools
 from collections.abc import Sequence
 
+from tune_model.extract.cost import flops, size_bytes
 from tune_model.extract.task import PlannedTask
 from tune_model.tune.candidate import Built, Candidate, Config, Effort, Family, Rejected
 from tune_model.tune.measuring.policy import Policy
@@ -17,7 +18,7 @@ from tune_model.tune.records.database import Body, Outcome, Refusal, Timing
 from tune_model.tune.records.facts import Trail
 from tune_model.tune.records.identity import kindred_key, race_key
 from tune_model.tune.search.descent import descend, expected_climbs, expected_count, is_climbed, neighbours, rules_for
-from tune_model.tune.search.final import hold_final
+from tune_model.tune.search.final import hold_final, hold_heat
 from tune_model.tune.search.invariance import refuse_variant
 from tune_model.tune.search.race import RaceRules, race
 from tune_model.tune.search.refinement import Refinement
@@ -25,6 +26,13 @@ from tune_model.tune.search.trials import CLIMB_RUNG, GUARD_RUNG, Trials, Unmeas
 from tune_model.tune.workshop import AbandonedRaceError, Workshop
 
 __all__ = ["Contest"]
+
+_FEWEST = 3
+"""Finalists of a quick search."""
+
+_HEAT = 24
+_HOT_FLOPS_PER_BYTE = 150
+"""With so many operations a byte or more a GPU's clocks follow its power; an H200 does some 180 while it reads one."""
 
 
 class Contest:
@@ -201,11 +209,12 @@ class Contest:
             rivals += [c for config in entering if (c := Candidate(name, config)) != self.baseline]
         # One brief timing on a CPU that others share may be far off: only the truly slow are out at once.
         # On a GPU whose clocks follow its power, candidates timed a second apart differ by some percent.
-        finalists = 3 if self.shop.options.effort is Effort.QUICK else 8 if self.shop.overlap else 5
-        rules = RaceRules(finalists, hopeless=1.5 if self.shop.overlap else 3.0)
-        last = [
-            c for c in race(self.builds.as_ready(rivals), self.trials, rules, self._layouts_of) if c != self.baseline
-        ]
+        finalists = _FEWEST if self.shop.options.effort is Effort.QUICK else 8 if self.shop.overlap else 5
+        heat = _HEAT if finalists > _FEWEST and self._is_hot() else 0
+        rules = RaceRules(finalists, hopeless=1.5 if self.shop.overlap else 3.0, heat=heat)
+        meet = functools.partial(hold_heat, self.trials)
+        ready = self.builds.as_ready(rivals)
+        last = [c for c in race(ready, self.trials, rules, self._layouts_of, meet) if c != self.baseline]
         if self.refinement.is_due:
             last += [c for c in self._refine(last) if c not in last and c != self.baseline]
         self.complete = not self.shop.out_of_time
@@ -218,6 +227,13 @@ class Contest:
         for key in (self.key, self.kindred):
             self.shop.records.add(key, self.planned.key, outcome)
         return outcome
+
+    def _is_hot(self) -> bool:
+        """Say whether a GPU's power decides: a matmul of many rows. Invariant kernels are compared between tasks."""
+        task = self.planned.task
+        if not self.shop.overlap or task.form.kind != "matmul" or task.rules.batch_invariant:
+            return False
+        return flops(task.form) >= _HOT_FLOPS_PER_BYTE * max(1, size_bytes(task.form))
 
     def _descends(self, name: str) -> bool:
         return is_climbed(self.planned.task.form.kind, len(self.spaces[name]), builds_ahead=self.shop.overlap)

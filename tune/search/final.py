@@ -1,4 +1,8 @@
-"""The final of a race: the finalists and the extern timed interleaved, again while something disturbs them."""
+"""Candidates and the extern timed interleaved, again while something disturbs them: the final of a race, and its heat.
+
+A GPU under steady load clocks as its power allows, and what is fastest then need not be what is fastest in the few
+milliseconds of a rung. So products that arithmetic bounds meet once before the final, many at a time (`hold_heat`).
+"""
 
 import logging
 import math
@@ -7,12 +11,15 @@ from collections.abc import Sequence
 from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.device import Samples
 from tune_model.tune.measuring.interval import paired_ratio, percentile
+from tune_model.tune.measuring.policy import Rung
 from tune_model.tune.records.database import Finalist, Outcome
-from tune_model.tune.search.trials import FINAL_RUNG, Trials, UnmeasurableError, mind_abandonment
+from tune_model.tune.search.trials import FINAL_RUNG, HEAT_RUNG, Trials, UnmeasurableError, mind_abandonment
 
-__all__ = ["hold_final"]
+__all__ = ["hold_final", "hold_heat"]
 
 logger = logging.getLogger(__name__)
+
+_Field = list[tuple[Candidate, Built]]
 
 _REPEATS = 3
 """Of a final that other processes disturb; one that merely drifts is repeated once."""
@@ -24,14 +31,42 @@ def hold_final(trials: Trials, finalists: Sequence[Candidate]) -> Outcome:
     Raises:
         UnmeasurableError: The extern fails; its task has been measured before, so this is no property of it.
     """
+    began = trials.shop.budget.spent_s
+    entries, samples = _meet(trials, finalists, trials.policy.final)
+    trials.shop.budget.note_final(trials.shop.budget.spent_s - began, len(entries))
+    return _outcome(trials, entries, samples)
+
+
+def hold_heat(trials: Trials, field: Sequence[Candidate]) -> dict[Candidate, float]:
+    """Return microseconds of those of the field that do not fail, timed interleaved or taken from the records.
+
+    Raises:
+        UnmeasurableError: The extern fails.
+    """
+    alive = [candidate for candidate in field if trials.refusal(candidate) is None]
+    if not alive:
+        return {}
+    known = {c: us for c in (trials.baseline, *alive) if (us := trials.recorded_us(c, HEAT_RUNG)) is not None}
+    if trials.shop.out_of_time:
+        known = {c: trials.times[c] for c in alive if c in trials.times}
+    elif len(known) <= len(alive):
+        entries, samples = _meet(trials, alive, trials.policy.heat)
+        for candidate, _ in entries:
+            trials.write(candidate, samples[candidate], HEAT_RUNG, "race")
+        known = {candidate: trials.times[candidate] for candidate, _ in entries}
+    trials.times |= known  # a rung's times, taken from a cooler device, are not to be compared with these
+    return {candidate: us for candidate, us in known.items() if candidate != trials.baseline}
+
+
+def _meet(trials: Trials, rivals: Sequence[Candidate], rung: Rung) -> tuple[_Field, dict[Candidate, Samples]]:
+    """Time rivals interleaved with the extern; one that fails is out, and the rest go again."""
     shop = trials.shop
-    field = [trials.baseline, *finalists]
+    field = [trials.baseline, *rivals]
     repeats = 0
-    began = shop.budget.spent_s
     while True:
         trials.mind_interruption()
         entries = _entries(trials, field)
-        results = shop.device.compare(tuple(entries), trials.policy.final)
+        results = shop.device.compare(tuple(entries), rung)
         if isinstance(results, Rejected):
             mind_abandonment(results)
             field = _smaller_field(trials, entries, results)
@@ -53,8 +88,7 @@ def hold_final(trials: Trials, finalists: Sequence[Candidate]) -> Outcome:
             if not doubtful or shop.pause():
                 shop.repeated += 1
                 continue
-        shop.budget.note_final(shop.budget.spent_s - began, len(field))
-        return _outcome(trials, entries, samples)
+        return entries, samples
 
 
 def _smaller_field(trials: Trials, entries: Sequence[tuple[Candidate, Built]], rejected: Rejected) -> list[Candidate]:
@@ -76,9 +110,9 @@ def _smaller_field(trials: Trials, entries: Sequence[tuple[Candidate, Built]], r
     return [trials.baseline, *kept]
 
 
-def _entries(trials: Trials, field: Sequence[Candidate]) -> list[tuple[Candidate, Built]]:
+def _entries(trials: Trials, field: Sequence[Candidate]) -> _Field:
     """Return those of the field that are built and right."""
-    entries: list[tuple[Candidate, Built]] = []
+    entries: _Field = []
     for candidate in field:
         built = trials.builds.obtain(candidate)
         problem = built if isinstance(built, Rejected) else trials.check(candidate, built)
@@ -90,7 +124,7 @@ def _entries(trials: Trials, field: Sequence[Candidate]) -> list[tuple[Candidate
     return entries
 
 
-def _outcome(trials: Trials, entries: list[tuple[Candidate, Built]], samples: dict[Candidate, Samples]) -> Outcome:
+def _outcome(trials: Trials, entries: _Field, samples: dict[Candidate, Samples]) -> Outcome:
     extern = samples[trials.baseline]
     finalists: list[Finalist] = []
     for candidate, built in entries:

@@ -6,7 +6,7 @@ every layout stays in.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -39,11 +39,13 @@ class RaceRules(msgspec.Struct, frozen=True):
         finalists: How many go to the final (and the best of every layout beside them).
         keep: Share that survives a rung.
         hopeless: A candidate this many times slower than the best is not kept, whatever the share.
+        heat: So many of the first rung meet at once instead of climbing the others; 0 for none.
     """
 
     finalists: int = 5
     keep: float = 0.4
     hopeless: float = 1.5
+    heat: int = 0
 
 
 def race(
@@ -51,14 +53,16 @@ def race(
     timer: Timer,
     rules: RaceRules,
     group: Callable[[Candidate], Hashable],
+    meet: Callable[[Sequence[Candidate]], Mapping[Candidate, float]] | None = None,
 ) -> list[Candidate]:
-    """Run the rungs of a race.
+    """Run the rungs of a race, or its first and a heat.
 
     Args:
         candidates: Taken one by one as they become ready; each is timed when it comes.
         timer: Times them.
         rules: How many survive.
         group: Candidates of different groups do not displace each other; the best of each group survives.
+        meet: Times the candidates of a heat in the same rounds; those that fail are not in what it returns.
 
     Returns:
         The finalists, fastest first.
@@ -68,6 +72,9 @@ def race(
         time_us = timer.time(candidate, 0)
         if time_us is not None:
             times[candidate] = time_us
+    if rules.heat and meet is not None:
+        hot = meet(_survivors(times, rules.heat, rules, group))
+        return _survivors(hot, rules.finalists, rules, group)
     rung = 1
     alive = _survivors(times, len(times), rules, group)
     while len(alive) > rules.finalists:
@@ -105,7 +112,7 @@ def select_winner(finalists: Sequence[Finalist], tie: float = 0.003) -> Finalist
 
 
 def _survivors(
-    times: dict[Candidate, float], count: int, rules: RaceRules, group: Callable[[Candidate], Hashable]
+    times: Mapping[Candidate, float], count: int, rules: RaceRules, group: Callable[[Candidate], Hashable]
 ) -> list[Candidate]:
     """Return the fastest `count` that are not hopeless, and the best of every group."""
     ordered = sorted(times, key=lambda c: times[c])

@@ -17,12 +17,13 @@ from tune_model.tune.records.database import Refusal, Timing
 from tune_model.tune.records.identity import measurement_key
 from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
 
-__all__ = ["CLIMB_RUNG", "FINAL_RUNG", "GUARD_RUNG", "Trials", "UnmeasurableError", "mind_abandonment"]
+__all__ = ["CLIMB_RUNG", "FINAL_RUNG", "GUARD_RUNG", "HEAT_RUNG", "Trials", "UnmeasurableError", "mind_abandonment"]
 
 CLIMB_RUNG = 50
+HEAT_RUNG = 60
 FINAL_RUNG = 100
 GUARD_RUNG = 200
-"""The times of climbs, finals and the guard are told from a race's rungs by these numbers in the records."""
+"""The times of climbs, heats, finals and the guard are told from a race's rungs by these numbers in the records."""
 
 
 class UnmeasurableError(Exception):
@@ -84,6 +85,13 @@ class Trials:
     def extern_us(self) -> float | None:
         """The extern's time, as far as the records know it."""
         known = self.shop.records.timing(self.key_of(self.baseline), 0)
+        return None if known is None else known.median_us
+
+    def recorded_us(self, candidate: Candidate, rung: int) -> float | None:
+        """Return a candidate's time at a rung from the records, unless all is to be measured again."""
+        if self.shop.options.recheck:
+            return None
+        known = self.shop.records.timing(self.key_of(candidate), rung)
         return None if known is None else known.median_us
 
     def time(self, candidate: Candidate, rung: int) -> float | None:

@@ -1,7 +1,6 @@
 """Candidates captured one after another in the memory of one task, with stand-ins for torch's graphs."""
 
 import gc
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +17,7 @@ def stopwatch(monkeypatch: pytest.MonkeyPatch) -> CudaStopwatch:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(uuid="GPU-1"))
     monkeypatch.setattr(cuda_stopwatch, "Nvml", lambda _uuid: None)
     made = CudaStopwatch(torch.device("cpu"), 100.0)
-    made.last_used = time.monotonic()  # it does not warm up then
+    monkeypatch.setattr(made, "warm_up", lambda: None)  # a CPU would be at it for minutes
     return made
 
 

@@ -41,8 +41,6 @@ class Policy(msgspec.Struct, frozen=True):
         rotate_bytes: Weights (and caches) rotate over distinct copies of this size in all.
         rungs: Of a race, cheapest first; the last is repeated if a race needs more.
         final: Rounds of the interleaved comparison, and the length of each sample in it.
-        heat: Likewise of the comparison before it, of more candidates; its times stand beside those of other protocols
-            at a rung of their own, so it is not in the key.
     """
 
     name: str
@@ -50,7 +48,6 @@ class Policy(msgspec.Struct, frozen=True):
     rotate_bytes: int
     rungs: tuple[Rung, ...]
     final: Rung
-    heat: Rung = Rung(1000.0, 12)
 
     @property
     def family(self) -> str:

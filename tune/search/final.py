@@ -7,6 +7,7 @@ milliseconds of a rung. So products that arithmetic bounds meet once before the 
 import logging
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from tune_model.tune.candidate import Built, Candidate, Rejected
 from tune_model.tune.device import Samples
@@ -20,6 +21,9 @@ __all__ = ["hold_final", "hold_heat"]
 logger = logging.getLogger(__name__)
 
 _Field = list[tuple[Candidate, Built]]
+
+_HEAT: Final = Rung(1000.0, 12)
+"""No part of a policy and its key: whoever changes it gives `HEAT_RUNG` another number."""
 
 _REPEATS = 3
 """Of a final that other processes disturb; one that merely drifts is repeated once."""
@@ -50,7 +54,7 @@ def hold_heat(trials: Trials, field: Sequence[Candidate]) -> dict[Candidate, flo
     if trials.shop.out_of_time:
         known = {c: trials.times[c] for c in alive if c in trials.times}
     elif len(known) <= len(alive):
-        entries, samples = _meet(trials, alive, trials.policy.heat)
+        entries, samples = _meet(trials, alive, _HEAT)
         for candidate, _ in entries:
             trials.write(candidate, samples[candidate], HEAT_RUNG, "race")
         known = {candidate: trials.times[candidate] for candidate, _ in entries}

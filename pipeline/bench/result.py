@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from tune_model.package.output import try_writing
+from tune_model.package.output import staged_document, try_writing
 from tune_model.runtime.errors import TuneModelError
 
 __all__ = [
@@ -105,13 +105,15 @@ def merge_commands(old: str, new: str) -> str:
 
 
 def check_result(path: Path) -> None:
-    """Fail before anything is timed if a result could not be put at `path`.
+    """Fail before anything is timed if a result could not be put at `path`; a device or a pipe takes anything.
 
     Raises:
-        TuneModelError: Something else is there, or in its way.
+        TuneModelError: Something else is there or in its way, or it cannot be written there.
     """
-    if path.exists():
+    if path.is_file() or path.is_dir():
         read_result(path)
+    elif path.exists():
+        return
     for folder in path.absolute().parents:
         if folder.exists():
             if not folder.is_dir():
@@ -124,16 +126,15 @@ def check_result(path: Path) -> None:
 
 
 def write_result(path: Path, result: BenchmarkResult) -> None:
-    """Write a result file, all of it or nothing."""
+    """Write a result file, all of it or nothing, in place of an older one or of nothing.
+
+    Raises:
+        OutputError: Something else is there by now (records that a run made, say), or the system refused.
+    """
     text = msgspec.json.format(msgspec.json.encode(result), indent=1)
-    temporary = path.with_suffix(path.suffix + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        temporary.write_bytes(text + b"\n")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with staged_document(path, "a benchmark result", b"{") as place:
+        place.write_bytes(text + b"\n")
 
 
 def read_result(path: Path) -> BenchmarkResult:

@@ -177,7 +177,7 @@ def _save(
 
     command = command_text(arguments)
     merged = rows
-    if path.exists():
+    if path.is_file():
         old = read_result(path)
         merged = merge_rows(old.rows, rows, ("point", "name"))
         command = merge_commands(old.command, command) if len(merged) > len(rows) else command

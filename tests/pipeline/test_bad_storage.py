@@ -115,6 +115,26 @@ def test_a_result_that_cannot_be_written_is_noticed_before_the_model_is_built(
     assert "--save: lies in the artifact; expected another place" in error
 
 
+def test_a_result_never_takes_the_place_of_the_records_that_the_run_made(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """It is not there yet when the place is looked at. Every measurement was lost, and the exit code was 0."""
+    records = tmp_path / "records"
+    asked = [*tune(store, tmp_path / "a.tuned", records), "--save", str(records / "records.sqlite")]
+    assert cli.run(asked) == 2
+    assert "records.sqlite: is a file but not a benchmark result" in capsys.readouterr().err
+    assert cli.run(tune(store, tmp_path / "b.tuned", records)) == 0
+    assert "0 builds, 0 measurements" in capsys.readouterr().err
+
+
+def test_a_result_on_a_device_is_not_read_first(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """/dev/full reads as zeros without end: the process took all memory there was."""
+    asked = tune(store, tmp_path / "a.tuned")
+    assert cli.run([*asked, "--save", "/dev/null"]) == 0
+    assert cli.run([*asked, "--save", "/dev/full"]) == 2
+    assert "/dev/full: cannot be written: No space left on device" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("inside", [".", "records"])
 def test_records_in_a_place_that_may_not_be_written(
     store: Path, read_only: Path, tmp_path_factory, capsys: pytest.CaptureFixture[str], inside: str

@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 _JOINT = " && "
+_BYTES_AT_MOST = 64 << 20
+"""A result of some hundred rows has some hundred thousand."""
 
 
 class BenchmarkResult(msgspec.Struct, frozen=True):
@@ -144,8 +146,13 @@ def read_result(path: Path) -> BenchmarkResult:
         TuneModelError: It is not one.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=BenchmarkResult)
+        with path.open("rb") as stream:
+            text = stream.read(_BYTES_AT_MOST + 1)
     except OSError as error:
         raise TuneModelError(f"{path}: {error.strerror}; expected a benchmark result") from error
-    except msgspec.MsgspecError as error:
+    if len(text) > _BYTES_AT_MOST:
+        raise TuneModelError(f"{path}: is larger than {_BYTES_AT_MOST} bytes; expected a benchmark result")
+    try:
+        return msgspec.json.decode(text, type=BenchmarkResult)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise TuneModelError(f"{path}: {error}; expected a benchmark result") from error

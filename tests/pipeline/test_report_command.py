@@ -54,10 +54,26 @@ def test_measured_steps_come_from_a_benchmark(artifact: Path, tmp_path: Path, ca
     assert points["batch=1"] == []
 
 
-def test_a_file_that_is_no_benchmark_is_one_line(artifact: Path, tmp_path: Path, capsys):
-    (tmp_path / "bench.json").write_text("{}")
+NO_BENCHMARKS = {
+    "of nothing": b"{}",
+    "of other bytes": b'{"benchmark": "\xff"}',
+    "of a thousand levels": b'{"rows": [{"a": ' + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", NO_BENCHMARKS.values(), ids=NO_BENCHMARKS)
+def test_a_file_that_is_no_benchmark_is_one_line(artifact: Path, tmp_path: Path, capsys, content: bytes):
+    (tmp_path / "bench.json").write_bytes(content)
     assert cli.run(["report", str(artifact), "--bench", "bench.json"]) == 2
-    assert capsys.readouterr().err.startswith("error: bench.json: ")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: bench.json: ")
+    assert line.endswith("expected a benchmark result")
+
+
+def test_a_device_is_no_benchmark(artifact: Path, capsys):
+    """/dev/zero was read until there was no memory left."""
+    assert cli.run(["report", str(artifact), "--bench", "/dev/zero"]) == 2
+    assert "/dev/zero: is larger than 67108864 bytes" in capsys.readouterr().err
 
 
 def test_an_artifact_that_is_none_is_one_line(tmp_path: Path, capsys):

@@ -40,11 +40,16 @@ def rotates(parameter: Parameter) -> bool:
 
 
 def copies_for(form: Form, rotate_bytes: int) -> int:
-    """Return how many sets of weights and caches make `rotate_bytes` of what one call reads."""
+    """Return how many sets of weights and caches make `rotate_bytes` with the activations between two uses of one.
+
+    A call over large activations drives its few weights out of the cache by itself; more copies would only make the
+    shortest graph that turns through all of them long.
+    """
     size = read_bytes(form)
     if size == 0:
         return 1
-    return max(1, min(MAX_COPIES, math.ceil(rotate_bytes / size)))
+    streamed = sum(_size_bytes(p.type) for p in (*form.parameters, *form.results) if not rotates(p))
+    return max(1, min(MAX_COPIES, math.ceil((rotate_bytes - streamed) / size)))
 
 
 def read_bytes(form: Form) -> int:
@@ -58,7 +63,7 @@ def read_bytes(form: Form) -> int:
         if not rotates(parameter):
             continue
         shape = _shape(parameter.type)
-        size = math.prod(shape) * torch_dtype(parameter.type.dtype).itemsize
+        size = _size_bytes(parameter.type)
         if parameter.role == "cache" and len(shape) == 4 and shape[2] > 0:
             size = size * min(highest + 1, shape[2]) // shape[2]
         total += size
@@ -133,6 +138,10 @@ def _random(parameter: Parameter, device: torch.device, generator: torch.Generat
     else:
         return _integers(parameter, storage, generator)
     return _view(storage, parameter.type)
+
+
+def _size_bytes(type_: TensorType) -> int:
+    return math.prod(_shape(type_)) * torch_dtype(type_.dtype).itemsize
 
 
 def _fill_real(parameter: Parameter, storage: torch.Tensor, generator: torch.Generator) -> None:

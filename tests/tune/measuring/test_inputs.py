@@ -56,10 +56,17 @@ def test_only_weights_and_caches_are_distinct_memory_in_each_copy():
 def test_copies_fill_what_is_to_be_rotated_over():
     form = bind_form(linear_form(), (4,))
     assert read_bytes(form) == 32 * 16 * 4
+    activations = 4 * (16 + 32) * 4
     assert copies_for(form, 0) == 1
-    assert copies_for(form, 5 * 2048) == 5
-    assert copies_for(form, 5 * 2048 + 1) == 6
+    assert copies_for(form, 5 * 2048 + activations) == 5
+    assert copies_for(form, 5 * 2048 + activations + 1) == 6
     assert copies_for(form, 1 << 40) == 128
+
+
+def test_a_call_over_large_activations_needs_few_copies_to_find_its_weights_cold():
+    vector = Parameter("a1", TensorType("bfloat16", (8192,)), "weight")
+    x, y = (Parameter(name, TensorType("bfloat16", (32768, 8192))) for name in ("a0", "t0"))
+    assert copies_for(form_of(x, vector, results=(y,)), 3 * 50 << 20) == 1
 
 
 def test_only_the_filled_part_of_a_cache_counts_as_read():

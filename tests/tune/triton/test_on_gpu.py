@@ -103,11 +103,10 @@ def test_tiles_fetched_through_descriptors(m: int, tail: str, store: bool, layou
     ("m", "splits"), [(m, splits) for m in (5, 16, 50) for splits in (1, 2, 4)] + [(128, 1), (128, 4)]
 )
 def test_few_rows_fetched_through_descriptors(m: int, splits: int):
-    # Near the front of the list are sums by the last program, and by a second launch with several parts.
-    last = {1: (False,), 2: (True,), 4: (True, False) if m < 128 else (True,)}[splits]
-    for last_adds in last:
+    # Near the front of the list are sums by the last program, and with few rows by a second launch.
+    for last_adds in (False,) if splits == 1 else (True, False) if m < 128 else (True,):
         mode = {"split_k": splits, "last_adds": last_adds}
-        check(linear(m, 1536, 4096, tail="residual"), "triton_persistent", 2, **mode)
+        check(linear(m, 4096 if m < 128 else 1536, 4096, tail="residual"), "triton_persistent", 2, **mode)
 
 
 @pytest.mark.parametrize("tail", ["", "residual", "swiglu"])

@@ -118,11 +118,14 @@ def test_sentences_about_matmuls():
     assert_says(said[3], 100 * (1 / slower["ratio"] - 1))
     regret = rows_of("matmul.h200", "regret")
     said = re.search(
-        r"On (\d+) shapes every kernel of the whole space .* at most ([\d.]+) % slower than the best", PROSE
+        r"On (\d+) shapes every kernel of the whole space .* at most ([\d.]+) % slower than the best\. "
+        r".*? were tuned in (\d+) s",
+        PROSE,
     )
     assert said is not None
     assert int(said[1]) == len(regret)
     assert_says(said[2], 100 * max(row["regret"] for row in regret))
+    assert_says(said[3], result("matmul.h200").summary["tune_s_llama_8b"])
 
 
 def test_sentences_about_tuning():

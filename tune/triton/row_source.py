@@ -1,23 +1,28 @@
 """Prints the functions that `kernels/rows.py` calls: a nest over rows, whole or looped, or over flat elements.
 
-Whole rows are held in registers. A loop reads the columns once per level of reductions (tune/loops/online.py): what a
-reduction's result feeds is computed in a later pass, from loads that the cache then serves. A store happens in the
-first pass that has its value.
+Whole rows are held in registers, and everything is asked for before the first reduction waits: a compiler moves no load
+above its barriers. A loop reads the columns once per level of reductions (tune/loops/online.py): what a reduction's
+result feeds is computed in a later pass, from loads that the cache then serves. A store happens in the first pass that
+has its value.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from tune_model.extract.cost import size_bytes
 from tune_model.runtime.expression import Dim, evaluate, product
 from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes
-from tune_model.tune.loops.ir import Axis, LoopNest, Node, Reduce, Store, arguments
+from tune_model.tune.loops.ir import Axis, Load, LoopNest, Node, Reduce, Store, arguments
 from tune_model.tune.loops.online import Pair, find_pairs, levels
 from tune_model.tune.triton.accumulate import Counts, Tile, Unit, join_first, join_second, start, take, whole
 from tune_model.tune.triton.emit import Operands, Printer, Space
 from tune_model.tune.triton.launch import Argument
 
 __all__ = ["Generated", "Loop", "RowPrinter", "needed_for", "pointwise_function", "row_function"]
+
+_PASSING_BYTES: Final = 48 << 20
+"""What moves more than a second-level cache holds leaves nothing there to be read again; its results better stay."""
 
 
 class Generated(NamedTuple):
@@ -117,6 +122,7 @@ class RowPrinter:
         self, nest: LoopNest, form: Form, rows: int, block: int, loop: Loop, operands: Operands | None = None
     ) -> None:
         self.nest = nest
+        self.form = form
         self.tile = Tile(nest, rows)
         self.loop = loop
         self.operands = operands or Operands(form)
@@ -138,6 +144,8 @@ class RowPrinter:
 
     def whole(self) -> Generated:
         """Hold rows whole; reductions take what is there, one after the other."""
+        if size_bytes(self.form) > _PASSING_BYTES:
+            self.printer.eviction = "evict_first"
         lines = [*self._held(), *(self.printer.store(store) for store in self.nest.stores)]
         return self.generated(lines, "BLOCK: tl.constexpr")
 
@@ -148,8 +156,11 @@ class RowPrinter:
 
     def _held(self) -> list[str]:
         lines = [f"columns = {self.tile.along('BLOCK')}", *self.column_lines]
-        names = self.printer.names
-        for position, node in enumerate(self.nest.nodes):
+        names, nodes = self.printer.names, self.nest.nodes
+        # What is looked up waits for its index anyway.
+        asked = {position: isinstance(node, Load) and not node.gather for position, node in enumerate(nodes)}
+        for position in sorted(asked, key=lambda position: not asked[position]):
+            node = nodes[position]
             if isinstance(node, Reduce):
                 lines += whole(self.tile, position, names[position], names[node.value], self.space.inside[1])
             else:

@@ -28,6 +28,15 @@ _DTYPES = {"bfloat16", "float16", "float32"}
 _MAX_HEAD_DIM = 256
 _SPLITS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
+_RESERVED_BYTES: Final = 8192
+"""Of shared memory, beside the blocks that are fetched ahead."""
+
+_LEAST_APART: Final = 16
+"""Keys of a warp that attends by itself: a tensor core's step."""
+
+_JOINED_COLUMNS: Final = 32
+"""Of a head, by one program of one warp, once there are many splits: its loads all wait at the same time."""
+
 _Values = dict[str, int | float | str | bool]
 
 
@@ -35,7 +44,7 @@ class TritonDecodeAttention:
     """See the module."""
 
     name = "triton_decode_attention"
-    version = 5
+    version = 6
     kinds: frozenset[FormKind] = frozenset({"attention"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -68,15 +77,18 @@ class TritonDecodeAttention:
         head_bytes = padded(size_of(read.q, 3)) * item_bytes
         spaces: list[Config] = []
         for splits, block_n, warps, stages in product(_SPLITS, (16, 32, 64, 128), (1, 2, 4, 8), (2, 3, 4)):
-            # A warp takes 8 keys at least and 64 at most; keys and values of all stages share the block's memory.
-            if not 8 <= block_n // warps <= 64 or 2 * stages * block_n * head_bytes > target.shared_bytes:
+            # A warp takes 8 keys at least and 64 at most; keys and values fetched ahead share the block's memory.
+            ahead = 2 * (stages - 1) * block_n * head_bytes
+            if not 8 <= block_n // warps <= 64 or ahead + _RESERVED_BYTES > target.shared_bytes:
                 continue
             # Splits that no key is left for are programs that start for nothing.
             if splits > 1 and (splits - 1) * block_n >= keys:
                 continue
             tile: Config = (("block_n", block_n), ("num_warps", warps), ("num_stages", stages))
             joins = (False, True) if splits > 1 else (False,)
-            spaces += [(("splits", splits), *tile, ("last_joins", last)) for last in joins]
+            ways = (False, True) if warps > 1 and block_n // warps >= _LEAST_APART else (False,)
+            modes = product(ways, joins)
+            spaces += [(("splits", splits), *tile, ("apart", apart), ("last_joins", last)) for apart, last in modes]
 
         def cost(config: Config) -> float:
             values = {name: int(value) for name, value in config}
@@ -86,6 +98,7 @@ class TritonDecodeAttention:
                 + 0.7 * abs(math.log2(values["num_warps"] / 4))
                 + 0.4 * abs(values["num_stages"] - 3)
                 + 0.2 * values["last_joins"]
+                + 0.1 * values["apart"]
             )
 
         overlaps = target.arch >= 90
@@ -140,6 +153,11 @@ def _asks_ahead(read: AttentionForm) -> bool:
     """Say whether keys and values are whole pieces of 16 bytes, as the second-level cache is asked for them."""
     strides = [stride_of(parameter, axis) for parameter in (read.k, read.v) for axis in (0, 1, 2)]
     return all(stride % 16 == 0 for stride in (size_of(read.k, 3), *strides))
+
+
+def _is_dense(read: AttentionForm) -> bool:
+    """Say whether the keys of a head lie behind each other, and its values too."""
+    return all(stride_of(parameter, 2) == size_of(parameter, 3) for parameter in (read.k, read.v))
 
 
 def _heads(form: Form, read: AttentionForm) -> HeadFunctions | Rejected | None:
@@ -204,8 +222,13 @@ def _plan(read: AttentionForm, made: HeadFunctions | None, config: _Values) -> K
         "BLOCK_D": Constant(padded(head_dim)),
         "PRECISION": Constant("ieee" if dtype == "float32" else "tf32"),
         "PDL": Constant(bool(config["pdl"])),
-        "AHEAD": Constant(2 * block_n if config["prefetch"] else 0),
+        "AHEAD": Constant(block_n if config["prefetch"] else 0),
+        "DENSE": Constant(_is_dense(read)),
+        "APART": Constant(bool(config["apart"])),
+        "WARPS": Constant(int(config["num_warps"])),
     }
+    if _is_dense(read):
+        arguments |= {"kc_stride_n": Constant(head_dim), "vc_stride_n": Constant(head_dim)}
     if made is not None:
         # What is made is in no memory: the result's own pointer fills its place.
         unused = {"q": arguments["out"], "k_new": arguments["out"]}
@@ -234,11 +257,12 @@ def _launches(read: AttentionForm, config: _Values, arguments: dict[str, Argumen
     if splits > 1 and not config["last_joins"]:
         names = ("partial_out", "partial_max", "partial_sum", "positions", "out", "positions_stride_b")
         shared = {name: arguments[name] for name in (*names, "out_stride_b", "out_stride_h", "HEAD_DIM", "WINDOW")}
-        shared |= {name: arguments[name] for name in ("SPLITS", "BLOCK_N", "BLOCK_D", "PDL")}
-        shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(padded(splits, 1))}
-        warps = 4 if splits * head_dim >= 2048 else 1
+        shared |= {name: arguments[name] for name in ("SPLITS", "BLOCK_N", "PDL")}
+        columns = min(padded(head_dim), _JOINED_COLUMNS if splits >= 8 else padded(head_dim))
+        shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(padded(splits, 1)), "BLOCK_D": Constant(columns)}
+        grid = (heads, batch, padded(head_dim) // columns)
         launches.append(
-            Launch(decode_attention.combine, shared, (heads, batch, 1), Options(warps, 1, programmatic=pdl))
+            Launch(decode_attention.combine, shared, grid, Options(max(1, splits // 64), 1, programmatic=pdl))
         )
     if splits > 1:
         rows = f"{batch}*{heads * splits}"
@@ -259,7 +283,9 @@ def _requirements(read: AttentionForm, made: HeadFunctions | None) -> tuple[Requ
     names = [read.q.name, read.k.name, read.v.name, read.out.name, *(new_tokens(read) or ())]
     if made is not None:
         names = [read.k.name, read.v.name, read.out.name, *(new_tokens(read) or ())[1:]]
-    strides = (Within(f"{name}.stride3", 1, 1) for name in names)
+    strides = [Within(f"{name}.stride3", 1, 1) for name in names]
+    if _is_dense(read):
+        strides += [Within(f"{p.name}.stride2", size_of(p, 3), size_of(p, 3)) for p in (read.k, read.v)]
     return (*sizes, *strides, *(made.requires if made is not None else ()))
 
 

@@ -177,4 +177,4 @@ def test_parameters_are_spelled_alike():
     form = decode_form(**LLAMA)
     assert len({tuple(name for name, _ in c) for c in configs(DECODE, form)}) == 1
     names = [name for name, _ in configs(DECODE, form)[0]]
-    assert names == ["splits", "block_n", "num_warps", "num_stages", "last_joins", "pdl", "prefetch"]
+    assert names == ["splits", "block_n", "num_warps", "num_stages", "apart", "last_joins", "pdl", "prefetch"]

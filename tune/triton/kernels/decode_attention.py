@@ -8,6 +8,9 @@ kernel: the last split with work takes them from the token itself, ends its runn
 to the cache; no other program touches that slot. Queries and keys are read as they are, or made by generated functions
 (tune/triton/head_source): every split makes them again, which costs less than a kernel that makes them once.
 
+The warps of a program share each block of keys, or take a part of it each: then every warp has a softmax of its own,
+waits for no other between two blocks, and their sums meet once, at the end.
+
 The splits of a row are joined by a second kernel, or by the one of them that arrives last.
 """
 
@@ -65,15 +68,119 @@ def ask_for_cache(
     SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     AHEAD: tl.constexpr,
+    DENSE: tl.constexpr,
 ):
-    """Ask the second-level cache for a split's first AHEAD keys and values; the position may be an old one."""
+    """Ask the second-level cache for a split's first AHEAD keys and values; the position may be an old one.
+
+    Each request costs time. Where keys lie behind each other, DENSE, there is one for all of them.
+    """
     start = first_key(position, WINDOW)
     span = blocks_per_split(position + 1 - start, SPLITS, BLOCK_N) * BLOCK_N
-    keys = start + split * span + tl.arange(0, AHEAD)
-    wanted = (keys < start + (split + 1) * span) & (keys <= position)
+    low = start + split * span
+    high = tl.minimum(low + span, position + 1)
     size: tl.constexpr = HEAD_DIM * k_base.dtype.element_ty.primitive_bitwidth // 8
-    ask(k_base + keys.to(tl.int64) * kc_stride_n, wanted, AHEAD, size)
-    ask(v_base + keys.to(tl.int64) * vc_stride_n, wanted, AHEAD, size)
+    if DENSE:
+        keys = low + tl.arange(0, 1)
+        sizes = tl.minimum(high - keys, AHEAD) * size
+        count: tl.constexpr = 1
+    else:
+        keys = low + tl.arange(0, AHEAD)
+        sizes = tl.full((AHEAD,), size, tl.int32)
+        count: tl.constexpr = AHEAD
+    ask(k_base + keys.to(tl.int64) * kc_stride_n, sizes, keys < high, count)
+    ask(v_base + keys.to(tl.int64) * vc_stride_n, sizes, keys < high, count)
+
+
+@triton.jit
+def take_together(
+    qs,
+    k_base,
+    v_base,
+    low,
+    high,
+    kc_stride_n,
+    vc_stride_n,
+    HEAD_DIM: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attend over the cached keys from `low` to `high`, the warps sharing each block.
+
+    Returns:
+        The largest logit (finite, so that scores of -inf weigh nothing), the sum of the weights, the weighted values.
+    """
+    d = tl.arange(0, BLOCK_D)
+    in_row = d < HEAD_DIM
+    best = tl.full((BLOCK_G,), -1e38, tl.float32)
+    total = tl.zeros((BLOCK_G,), tl.float32)
+    acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    for n in tl.range(low, high, BLOCK_N):
+        keys = n + tl.arange(0, BLOCK_N)
+        inside = keys < high
+        k_pointers = k_base + keys.to(tl.int64)[None, :] * kc_stride_n + d[:, None]
+        ks = tl.load(k_pointers, mask=inside[None, :] & in_row[:, None], other=0.0)
+        scores = cap_scores(tl.dot(qs, ks, input_precision=PRECISION), SCALE, SOFTCAP)
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        better = tl.maximum(best, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - better[:, None])
+        decay = tl.exp2(best - better)
+        v_pointers = v_base + keys.to(tl.int64)[:, None] * vc_stride_n + d[None, :]
+        vs = tl.load(v_pointers, mask=inside[:, None] & in_row[None, :], other=0.0)
+        acc = tl.dot(weights.to(vs.dtype), vs, acc * decay[:, None], input_precision=PRECISION)
+        total = total * decay + tl.sum(weights, axis=1)
+        best = better
+    return best, total, acc
+
+
+@triton.jit
+def take_apart(
+    qs,
+    k_base,
+    v_base,
+    low,
+    high,
+    kc_stride_n,
+    vc_stride_n,
+    HEAD_DIM: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """Do as `take_together`, each of the WARPS with a part of each block: batches of a product go to warps first."""
+    d = tl.arange(0, BLOCK_D)
+    in_row = (d < HEAD_DIM)[None, None, :]
+    part: tl.constexpr = BLOCK_N // WARPS
+    own = tl.arange(0, WARPS)[:, None] * part + tl.arange(0, part)[None, :]
+    qs = tl.broadcast_to(qs[None, :, :], (WARPS, BLOCK_G, BLOCK_D))
+    best = tl.full((WARPS, BLOCK_G), -1e38, tl.float32)
+    total = tl.zeros((WARPS, BLOCK_G), tl.float32)
+    acc = tl.zeros((WARPS, BLOCK_G, BLOCK_D), tl.float32)
+    for n in tl.range(low, high, BLOCK_N):
+        keys = n + own
+        inside = keys < high
+        k_pointers = k_base + keys.to(tl.int64)[:, None, :] * kc_stride_n + d[None, :, None]
+        ks = tl.load(k_pointers, mask=inside[:, None, :] & (d < HEAD_DIM)[None, :, None], other=0.0)
+        scores = cap_scores(tl.dot(qs, ks, input_precision=PRECISION), SCALE, SOFTCAP)
+        scores = tl.where(inside[:, None, :], scores, float("-inf"))
+        better = tl.maximum(best, tl.max(scores, axis=2))
+        weights = tl.exp2(scores - better[:, :, None])
+        decay = tl.exp2(best - better)
+        v_pointers = v_base + keys.to(tl.int64)[:, :, None] * vc_stride_n + d[None, None, :]
+        vs = tl.load(v_pointers, mask=inside[:, :, None] & in_row, other=0.0)
+        acc = tl.dot(weights.to(vs.dtype), vs, acc * decay[:, :, None], input_precision=PRECISION)
+        total = total * decay + tl.sum(weights, axis=2)
+        best = better
+    top = tl.max(best, axis=0)
+    share = tl.exp2(best - top[None, :])
+    return top, tl.sum(total * share, axis=0), tl.sum(acc * share[:, :, None], axis=0)
 
 
 @triton.jit
@@ -121,6 +228,9 @@ def attend(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
     AHEAD: tl.constexpr,
+    DENSE: tl.constexpr,
+    APART: tl.constexpr,
+    WARPS: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
@@ -135,7 +245,9 @@ def attend(
         # Perhaps not this step's yet, so it is kept out of the first-level cache and inside the cache's slots.
         guess = tl.load(positions + row64 * positions_stride_b, cache_modifier=".cg").to(tl.int32)
         guess = tl.minimum(tl.maximum(guess, 0), slots - 1)
-        ask_for_cache(k_base, v_base, guess, split, kc_stride_n, vc_stride_n, HEAD_DIM, WINDOW, SPLITS, BLOCK_N, AHEAD)
+        ask_for_cache(
+            k_base, v_base, guess, split, kc_stride_n, vc_stride_n, HEAD_DIM, WINDOW, SPLITS, BLOCK_N, AHEAD, DENSE
+        )
     wait_for_predecessor(PDL)
     position = tl.load(positions + row64 * positions_stride_b).to(tl.int32)
     start = first_key(position, WINDOW)
@@ -170,25 +282,16 @@ def attend(
         high = tl.minimum(low + span, position + 1)
         cached = tl.minimum(high, position) if APPEND else high
 
-        # Finite, so that scores of -inf weigh nothing.
-        best = tl.full((BLOCK_G,), -1e38, tl.float32)
-        total = tl.zeros((BLOCK_G,), tl.float32)
-        acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-        for n in tl.range(low, cached, BLOCK_N):
-            keys = n + tl.arange(0, BLOCK_N)
-            inside = keys < cached
-            k_pointers = k_base + keys.to(tl.int64)[None, :] * kc_stride_n + d[:, None]
-            ks = tl.load(k_pointers, mask=inside[None, :] & in_row[:, None], other=0.0)
-            scores = cap_scores(tl.dot(qs, ks, input_precision=PRECISION), SCALE, SOFTCAP)
-            scores = tl.where(inside[None, :], scores, float("-inf"))
-            better = tl.maximum(best, tl.max(scores, axis=1))
-            weights = tl.exp2(scores - better[:, None])
-            decay = tl.exp2(best - better)
-            v_pointers = v_base + keys.to(tl.int64)[:, None] * vc_stride_n + d[None, :]
-            vs = tl.load(v_pointers, mask=inside[:, None] & in_d, other=0.0)
-            acc = tl.dot(weights.to(vs.dtype), vs, acc * decay[:, None], input_precision=PRECISION)
-            total = total * decay + tl.sum(weights, axis=1)
-            best = better
+        if APART:
+            best, total, acc = take_apart(
+                qs, k_base, v_base, low, cached, kc_stride_n, vc_stride_n,
+                HEAD_DIM, SCALE, SOFTCAP, BLOCK_G, BLOCK_N, BLOCK_D, PRECISION, WARPS,
+            )  # fmt: skip
+        else:
+            best, total, acc = take_together(
+                qs, k_base, v_base, low, cached, kc_stride_n, vc_stride_n,
+                HEAD_DIM, SCALE, SOFTCAP, BLOCK_G, BLOCK_N, BLOCK_D, PRECISION,
+            )  # fmt: skip
         if APPEND:  # noqa: SIM102 (one is the compiler's, one the kernel's)
             # After the loop, whose first loads would else wait for the new token's.
             if high == position + 1:
@@ -301,7 +404,10 @@ def combine(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Join the splits of one head of one row; what splits without keys did not write is read, and dropped."""
+    """Join the splits of BLOCK_D values of one head of one row.
+
+    What splits without keys did not write is read, and dropped.
+    """
     wait_for_predecessor(PDL)
     head = tl.program_id(0)
     row64 = tl.program_id(1).to(tl.int64)
@@ -309,7 +415,7 @@ def combine(
     keys = position + 1 - first_key(position, WINDOW)
     span = blocks_per_split(keys, SPLITS, BLOCK_N) * BLOCK_N
     s = tl.arange(0, BLOCK_S)
-    d = tl.arange(0, BLOCK_D)
+    d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     used = (s < SPLITS) & (s * span < keys)
     places = (row64 * HEADS + head) * SPLITS + s
     # All parts are asked for beside the position that says which of them were written.

@@ -33,12 +33,11 @@ def wait_for_predecessor(PDL: tl.constexpr):
 
 
 @triton.jit
-def ask(pointers, wanted, COUNT: tl.constexpr, BYTES: tl.constexpr):
-    """Ask the second-level cache for BYTES from each of COUNT addresses that is wanted; waits for nothing.
+def ask(pointers, sizes, wanted, COUNT: tl.constexpr):
+    """Ask the second-level cache for so many bytes from each of COUNT addresses that is wanted; waits for nothing.
 
-    Addresses and BYTES are multiples of 16.
+    Addresses and sizes are multiples of 16.
     """
-    sizes = tl.full((COUNT,), BYTES, tl.int32)
     counts = tl.where(wanted, COUNT, 0)
     tl.inline_asm_elementwise(
         _PREFETCH, "=r,l,r,r", [pointers.to(tl.int64), sizes, counts], dtype=tl.int32, is_pure=False, pack=1
@@ -65,13 +64,15 @@ def prefetch_weights(
             columns = columns % N
         begin = w + columns.to(tl.int64) * STRIDE_N + first
         all_columns = columns >= 0
-        ask(begin, all_columns, BLOCK_N, AHEAD * element)
+        sizes = tl.full((BLOCK_N,), AHEAD * element, tl.int32)
+        ask(begin, sizes, all_columns, BLOCK_N)
         if HALVES == 2:
-            ask(begin + N * STRIDE_N, all_columns, BLOCK_N, AHEAD * element)
+            ask(begin + N * STRIDE_N, sizes, all_columns, BLOCK_N)
     else:
         ks = first + tl.arange(0, AHEAD)
         begin = w + ks.to(tl.int64) * STRIDE_K + column
         all_rows = ks >= 0
-        ask(begin, all_rows, AHEAD, BLOCK_N * element)
+        sizes = tl.full((AHEAD,), BLOCK_N * element, tl.int32)
+        ask(begin, sizes, all_rows, AHEAD)
         if HALVES == 2:
-            ask(begin + N, all_rows, AHEAD, BLOCK_N * element)
+            ask(begin + N, sizes, all_rows, AHEAD)

@@ -26,7 +26,13 @@ def check(form, config, tolerance, positions=None):
         assert torch.equal(mine[cache].double(), expected_inputs[cache].double())
 
 
-TILE = {"num_warps": 4, "num_stages": 2, "last_joins": False, "pdl": False, "prefetch": False}
+TILE = {"num_warps": 4, "num_stages": 2, "apart": False, "last_joins": False, "pdl": False, "prefetch": False}
+
+
+@pytest.fixture(params=[False, True], ids=["together", "apart"], autouse=True)
+def apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """All of it holds whether the warps share a block of keys or take a part of it each."""
+    monkeypatch.setitem(TILE, "apart", request.param)
 
 
 @pytest.mark.parametrize(("splits", "last_joins"), [(1, False), (5, False), (16, False), (4, True), (16, True)])
@@ -192,10 +198,10 @@ def test_an_old_position_asks_for_what_is_in_the_cache_and_decides_nothing(
     expected = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])[0]
     asked: list[tuple[int, int]] = []
 
-    def ask(pointers, wanted, count, size) -> None:
-        addresses = pointers.handle.data[wanted.handle.data]
-        assert pointers.handle.data.shape == (int(count),)
-        asked.extend((int(a), int(a) + int(size)) for a in addresses)
+    def ask(pointers, sizes, wanted, count) -> None:
+        there = wanted.handle.data
+        assert pointers.handle.data.shape == sizes.handle.data.shape == (int(count),)
+        asked.extend((int(a), int(a) + int(n)) for a, n in zip(pointers.handle.data[there], sizes.handle.data[there]))
 
     monkeypatch.setattr(decode_attention, "ask", ask)
     monkeypatch.setattr(decode_attention, "wait_for_predecessor", lambda _pdl: inputs[4].copy_(positions))

@@ -4,9 +4,9 @@ import math
 import re
 
 from tune_model.runtime.expression import Dim, evaluate
-from tune_model.runtime.program import Call, Form, Parameter, Ref
+from tune_model.runtime.program import Call, Form, Parameter, Ref, TensorType
 
-__all__ = ["element_bytes", "flops", "looked_up", "size_bytes", "visible_keys"]
+__all__ = ["element_bytes", "flops", "looked_up", "size_bytes", "type_bytes", "visible_keys"]
 
 _BITS = re.compile(r"[a-z]+(\d+)")
 _MATMULS = frozenset({"aten.linear.default", "aten.mm.default", "aten.bmm.default", "aten.matmul.default"})
@@ -30,6 +30,11 @@ def element_bytes(dtype: str) -> int:
         msg = f"{dtype!r} names no dtype; expected a kind and a number of bits, as in 'float32'"
         raise ValueError(msg)
     return max(1, int(found[1]) // 8)
+
+
+def type_bytes(type_: TensorType) -> int:
+    """Return the size of a tensor of fixed sizes without gaps, in bytes."""
+    return math.prod(_sizes(type_.shape)) * element_bytes(type_.dtype)
 
 
 def _sizes(shape: tuple[Dim, ...]) -> tuple[int, ...]:

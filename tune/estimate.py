@@ -1,14 +1,11 @@
 """What a run will cost before it starts, from the plan alone: candidates, seconds, and how much a program reads."""
 
-import math
 from typing import Final
 
 import msgspec
-import torch
 
+from tune_model.extract.cost import type_bytes
 from tune_model.extract.task import Plan, PlannedTask, all_tasks
-from tune_model.runtime.expression import evaluate
-from tune_model.runtime.program import TensorType
 from tune_model.tune.candidate import Effort, Family
 from tune_model.tune.search.descent import expected_climbs, expected_count
 from tune_model.tune.target import CudaTarget, Target
@@ -103,10 +100,4 @@ def floor_us(planned: PlannedTask, target: Target) -> float:
 
 def program_bytes(plan: Plan) -> dict[str, int]:
     """Return how many bytes of weights one step of each program reads."""
-    return {p.name: sum(_size_bytes(w.type) for w in p.weights) for p in plan.programs}
-
-
-def _size_bytes(type_: TensorType) -> int:
-    dtype = getattr(torch, type_.dtype)
-    assert isinstance(dtype, torch.dtype)  # noqa: S101 (types come from extract)
-    return math.prod(evaluate(size, {}) for size in type_.shape) * dtype.itemsize
+    return {p.name: sum(type_bytes(w.type) for w in p.weights) for p in plan.programs}

@@ -34,8 +34,12 @@ _RESERVED_BYTES: Final = 8192
 _LEAST_APART: Final = 16
 """Keys of a warp that attends by itself: a tensor core's step."""
 
+_PARTS_AT_MOST: Final = 128
+"""Partial results of a head; more would take as long to join as to make."""
+
+_MANY_PARTS: Final = 8
 _JOINED_COLUMNS: Final = 32
-"""Of a head, by one program of one warp, once there are many splits: its loads all wait at the same time."""
+"""Of a head with many parts, joined by one program of a warp or two: its loads all wait at the same time."""
 
 _Values = dict[str, int | float | str | bool]
 
@@ -86,8 +90,8 @@ class TritonDecodeAttention:
                 continue
             tile: Config = (("block_n", block_n), ("num_warps", warps), ("num_stages", stages))
             joins = (False, True) if splits > 1 else (False,)
-            ways = (False, True) if warps > 1 and block_n // warps >= _LEAST_APART else (False,)
-            modes = product(ways, joins)
+            is_apart = warps > 1 and block_n // warps >= _LEAST_APART and splits * warps <= _PARTS_AT_MOST
+            modes = product((False, True) if is_apart else (False,), joins)
             spaces += [(("splits", splits), *tile, ("apart", apart), ("last_joins", last)) for apart, last in modes]
 
         def cost(config: Config) -> float:
@@ -226,6 +230,7 @@ def _plan(read: AttentionForm, made: HeadFunctions | None, config: _Values) -> K
         "DENSE": Constant(_is_dense(read)),
         "APART": Constant(bool(config["apart"])),
         "WARPS": Constant(int(config["num_warps"])),
+        "PARTS": Constant(_parts(config)),
     }
     if _is_dense(read):
         arguments |= {"kc_stride_n": Constant(head_dim), "vc_stride_n": Constant(head_dim)}
@@ -238,34 +243,39 @@ def _plan(read: AttentionForm, made: HeadFunctions | None, config: _Values) -> K
     for name, source in (("QUERIES", made and made.queries), ("KEYS", made and made.keys)):
         arguments[name] = Constant(None if source is None else load_function(source, "body"))
     for name, place in (("partial_out", "ws0"), ("partial_max", "ws1"), ("partial_sum", "ws2")):
-        # With one split nothing is partial: the result's own pointer fills the place.
-        arguments[name] = Slot(place, "float32") if splits > 1 else arguments["out"]
+        # Of one part nothing is partial: the result's own pointer fills the place.
+        arguments[name] = Slot(place, "float32") if _parts(config) > 1 else arguments["out"]
     arguments["counters"] = Slot("ws3", "int32") if config["last_joins"] else arguments["out"]
     plan = _launches(read, config, arguments, batch)
     return plan._replace(requires=_requirements(read, made))
+
+
+def _parts(config: _Values) -> int:
+    """Return how many partial results a head has."""
+    return int(config["splits"]) * (int(config["num_warps"]) if config["apart"] else 1)
 
 
 def _launches(read: AttentionForm, config: _Values, arguments: dict[str, Argument], batch: str) -> KernelPlan:
     from tune_model.tune.triton.kernels import decode_attention
 
     heads, kv_heads, head_dim = size_of(read.q, 1), size_of(read.k, 1), size_of(read.q, 3)
-    splits = int(config["splits"])
+    splits, parts = int(config["splits"]), _parts(config)
     pdl = bool(config["pdl"])
     options = Options(int(config["num_warps"]), int(config["num_stages"]), programmatic=pdl)
     launches = [Launch(decode_attention.attend, arguments, (splits, kv_heads, batch), options)]
     workspaces: tuple[Workspace, ...] = ()
-    if splits > 1 and not config["last_joins"]:
+    if parts > 1 and not config["last_joins"]:
         names = ("partial_out", "partial_max", "partial_sum", "positions", "out", "positions_stride_b")
         shared = {name: arguments[name] for name in (*names, "out_stride_b", "out_stride_h", "HEAD_DIM", "WINDOW")}
-        shared |= {name: arguments[name] for name in ("SPLITS", "BLOCK_N", "PDL")}
-        columns = min(padded(head_dim), _JOINED_COLUMNS if splits >= 8 else padded(head_dim))
-        shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(padded(splits, 1)), "BLOCK_D": Constant(columns)}
+        shared |= {name: arguments[name] for name in ("SPLITS", "PARTS", "BLOCK_N", "PDL")}
+        columns = min(padded(head_dim), _JOINED_COLUMNS if parts >= _MANY_PARTS else padded(head_dim))
+        shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(padded(parts, 1)), "BLOCK_D": Constant(columns)}
         grid = (heads, batch, padded(head_dim) // columns)
         launches.append(
-            Launch(decode_attention.combine, shared, grid, Options(max(1, splits // 64), 1, programmatic=pdl))
+            Launch(decode_attention.combine, shared, grid, Options(max(1, parts // 64), 1, programmatic=pdl))
         )
-    if splits > 1:
-        rows = f"{batch}*{heads * splits}"
+    if parts > 1:
+        rows = f"{batch}*{heads * parts}"
         workspaces = (
             Workspace("ws0", "float32", f"{rows}*{head_dim}"),
             Workspace("ws1", "float32", rows),

@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from tune_model.extract.cost import type_bytes
 from tune_model.runtime.execution.invoke import torch_dtype
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.program import Form, Parameter, TensorType
@@ -48,7 +49,7 @@ def copies_for(form: Form, rotate_bytes: int) -> int:
     size = read_bytes(form)
     if size == 0:
         return 1
-    streamed = sum(_size_bytes(p.type) for p in (*form.parameters, *form.results) if not rotates(p))
+    streamed = sum(type_bytes(p.type) for p in (*form.parameters, *form.results) if not rotates(p))
     return max(1, min(MAX_COPIES, math.ceil((rotate_bytes - streamed) / size)))
 
 
@@ -63,7 +64,7 @@ def read_bytes(form: Form) -> int:
         if not rotates(parameter):
             continue
         shape = _shape(parameter.type)
-        size = _size_bytes(parameter.type)
+        size = type_bytes(parameter.type)
         if parameter.role == "cache" and len(shape) == 4 and shape[2] > 0:
             size = size * min(highest + 1, shape[2]) // shape[2]
         total += size
@@ -138,10 +139,6 @@ def _random(parameter: Parameter, device: torch.device, generator: torch.Generat
     else:
         return _integers(parameter, storage, generator)
     return _view(storage, parameter.type)
-
-
-def _size_bytes(type_: TensorType) -> int:
-    return math.prod(_shape(type_)) * torch_dtype(type_.dtype).itemsize
 
 
 def _fill_real(parameter: Parameter, storage: torch.Tensor, generator: torch.Generator) -> None:

@@ -20,8 +20,8 @@ def test_everything_is_asked_for_before_a_reduction_waits():
     assert max(loads) < min(number for number, line in enumerate(lines) if "tl.sum(" in line)
 
 
-@pytest.mark.parametrize(("rows", "passing"), [(64, False), (32768, True)])
-def test_what_no_cache_can_hold_is_given_up_once_it_is_read_but_not_what_every_row_reads(rows: int, passing: bool):
+@pytest.mark.parametrize(("rows", "passing"), [(64, False), (8192, True), (65536, False)])
+def test_what_is_read_once_makes_room_for_results_that_a_cache_can_hold(rows: int, passing: bool):
     x, residual, weight = [line for line in lines_of(rows, 1024) if "tl.load(" in line]
     assert ("evict_first" in x) == ("evict_first" in residual) == passing
     assert "evict" not in weight

@@ -9,9 +9,9 @@ to the cache; no other program touches that slot. Queries and keys are read as t
 (tune/triton/head_source): every split makes them again, which costs less than a kernel that makes them once.
 
 The warps of a program share each block of keys, or take a part of it each: then every warp has a softmax of its own,
-waits for no other between two blocks, and their sums meet once, at the end.
+waits for no other between two blocks, and leaves a partial result of its own.
 
-The splits of a row are joined by a second kernel, or by the one of them that arrives last.
+The partial results of a row are joined by a second kernel, or by the program that arrives last.
 """
 
 import triton
@@ -79,14 +79,9 @@ def ask_for_cache(
     low = start + split * span
     high = tl.minimum(low + span, position + 1)
     size: tl.constexpr = HEAD_DIM * k_base.dtype.element_ty.primitive_bitwidth // 8
-    if DENSE:
-        keys = low + tl.arange(0, 1)
-        sizes = tl.minimum(high - keys, AHEAD) * size
-        count: tl.constexpr = 1
-    else:
-        keys = low + tl.arange(0, AHEAD)
-        sizes = tl.full((AHEAD,), size, tl.int32)
-        count: tl.constexpr = AHEAD
+    count: tl.constexpr = 1 if DENSE else AHEAD
+    keys = low + tl.arange(0, count)
+    sizes = (tl.minimum(high - keys, AHEAD) if DENSE else keys * 0 + 1) * size
     ask(k_base + keys.to(tl.int64) * kc_stride_n, sizes, keys < high, count)
     ask(v_base + keys.to(tl.int64) * vc_stride_n, sizes, keys < high, count)
 
@@ -154,7 +149,11 @@ def take_apart(
     PRECISION: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """Do as `take_together`, each of the WARPS with a part of each block: batches of a product go to warps first."""
+    """Do as `take_together`, each of the WARPS with a part of each block: batches of a product go to warps first.
+
+    Returns:
+        As `take_together`, for each warp.
+    """
     d = tl.arange(0, BLOCK_D)
     in_row = (d < HEAD_DIM)[None, None, :]
     part: tl.constexpr = BLOCK_N // WARPS
@@ -178,9 +177,28 @@ def take_apart(
         acc = tl.dot(weights.to(vs.dtype), vs, acc * decay[:, :, None], input_precision=PRECISION)
         total = total * decay + tl.sum(weights, axis=2)
         best = better
-    top = tl.max(best, axis=0)
-    share = tl.exp2(best - top[None, :])
-    return top, tl.sum(total * share, axis=0), tl.sum(acc * share[:, :, None], axis=0)
+    return best, total, acc
+
+
+@triton.jit
+def add_token(best, total, acc, score, value):
+    """Put one more key into running softmaxes, one for each of the leading indices; `value` is a row of `acc`."""
+    better = tl.maximum(best, score)
+    weight = tl.exp2(score - better)
+    decay = tl.exp2(best - better)
+    acc = acc * tl.expand_dims(decay, -1) + tl.expand_dims(weight, -1) * value
+    return better, total * decay + weight, acc
+
+
+@triton.jit
+def leave_part(
+    partial_out, partial_max, partial_sum, places, best, total, acc, in_group, in_row, columns, HEAD_DIM: tl.constexpr
+):
+    """Store partial results at their places."""
+    tl.store(partial_max + places, best, mask=in_group)
+    tl.store(partial_sum + places, total, mask=in_group)
+    pointers = partial_out + tl.expand_dims(places, -1) * HEAD_DIM + columns
+    tl.store(pointers, acc, mask=tl.expand_dims(in_group, -1) & in_row)
 
 
 @triton.jit
@@ -231,10 +249,11 @@ def attend(
     DENSE: tl.constexpr,
     APART: tl.constexpr,
     WARPS: tl.constexpr,
+    PARTS: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Attend over one split; with more than one, leave a partial result for `combine`, or join all if the last."""
+    """Attend over one split; with more PARTS than one, leave partial results for `combine`, or join all if the last."""
     split = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
@@ -260,6 +279,7 @@ def attend(
     in_row = d < HEAD_DIM
     in_d = in_row[None, :]
     in_g = (g < GROUP)[:, None]
+    warp = tl.arange(0, WARPS)[:, None]
     if QUERIES is None:
         q_pointers = q + row64 * q_stride_b + (head * GROUP + g)[:, None] * q_stride_h + d[None, :]
         qs = tl.load(q_pointers, mask=in_g & in_d, other=0.0)
@@ -299,30 +319,27 @@ def attend(
                 tl.store(k_base + slot * kc_stride_n + d, kn, mask=in_row)
                 tl.store(v_base + slot * vc_stride_n + d, vn, mask=in_row)
                 score = cap_scores(tl.sum(qs.to(tl.float32) * kn.to(tl.float32)[None, :], axis=1), SCALE, SOFTCAP)
-                better = tl.maximum(best, score)
-                weight = tl.exp2(score - better)
-                decay = tl.exp2(best - better)
-                acc = acc * decay[:, None] + weight[:, None] * vn.to(tl.float32)[None, :]
-                total = total * decay + weight
-                best = better
+                if APART:  # one of the warps takes it; it weighs nothing for the others
+                    score = tl.where(warp == 0, score[None, :], float("-inf"))
+                best, total, acc = add_token(best, total, acc, score, vn.to(tl.float32))
 
         heads = head * GROUP + g
-        out_pointers = out + row64 * out_stride_b + heads[:, None] * out_stride_h + d[None, :]
-        places = (row64 * (KV_HEADS * GROUP) + heads) * SPLITS + split
-        if SPLITS == 1:
-            tl.store(out_pointers, over(acc, total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
-        elif not LAST_JOINS:
-            tl.store(partial_max + places, best, mask=g < GROUP)
-            tl.store(partial_sum + places, total, mask=g < GROUP)
-            tl.store(partial_out + places[:, None] * HEAD_DIM + d[None, :], acc, mask=in_g & in_d)
+        in_group = g < GROUP
+        places = (row64 * (KV_HEADS * GROUP) + heads) * PARTS
+        if APART:
+            places = places[None, :] + split * WARPS + warp
+            in_group = in_group[None, :]
         else:
-            used = tl.cdiv(position + 1 - start, span)
-            if used == 1:
-                tl.store(out_pointers, over(acc, total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
-            else:
-                tl.store(partial_max + places, best, mask=g < GROUP)
-                tl.store(partial_sum + places, total, mask=g < GROUP)
-                tl.store(partial_out + places[:, None] * HEAD_DIM + d[None, :], acc, mask=in_g & in_d)
+            places += split
+        used = tl.cdiv(position + 1 - start, span)
+        if PARTS == 1 or (LAST_JOINS and not APART and used == 1):
+            out_pointers = out + row64 * out_stride_b + heads[:, None] * out_stride_h + d[None, :]
+            tl.store(out_pointers, over(acc, total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
+        else:
+            leave_part(
+                partial_out, partial_max, partial_sum, places, best, total, acc, in_group, in_row, d, HEAD_DIM
+            )  # fmt: skip
+            if LAST_JOINS:
                 # A barrier orders all threads' stores before the one thread's release; its acquire, and the barrier
                 # that hands its value out, order the loads behind every other program's stores.
                 tl.debug_barrier()
@@ -332,8 +349,9 @@ def attend(
                     first = (row64 * KV_HEADS + head) * GROUP
                     out_base = out + row64 * out_stride_b + head * GROUP * out_stride_h
                     join_group(
-                        partial_out, partial_max, partial_sum, out_base, first, used, out_stride_h,
-                        GROUP, HEAD_DIM, SPLITS, BLOCK_D,
+                        partial_out, partial_max, partial_sum, out_base, first,
+                        used * WARPS if APART else used, out_stride_h,
+                        GROUP, HEAD_DIM, PARTS, BLOCK_D,
                     )  # fmt: skip
                     tl.store(counter, 0)
 
@@ -349,20 +367,20 @@ def join_group(
     out_stride_h,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Join the used splits of all heads of a group; `first` is the number of its first head.
+    """Join the used parts of all heads of a group; `first` is the number of its first head.
 
     Loads go past the first-level cache, which knows nothing of other programs' stores. Those of a step wait for nothing
-    but each other, and few splits are one step.
+    but each other, and few parts are one step.
     """
     members: tl.constexpr = triton.next_power_of_2(GROUP)
-    step_size: tl.constexpr = max(1, min(SPLITS, 64 // members))
+    step_size: tl.constexpr = max(1, min(PARTS, 64 // members))
     m = tl.arange(0, members)[:, None]
     s = tl.arange(0, step_size)[None, :]
     d = tl.arange(0, BLOCK_D)[None, None, :]
-    places = (first + m) * SPLITS + s
+    places = (first + m) * PARTS + s
     top = tl.full((members, 1), -1e38, tl.float32)
     total = tl.zeros((members, 1), tl.float32)
     acc = tl.zeros((members, BLOCK_D), tl.float32)
@@ -399,12 +417,13 @@ def combine(
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Join the splits of BLOCK_D values of one head of one row.
+    """Join the parts of BLOCK_D values of one head of one row.
 
     What splits without keys did not write is read, and dropped.
     """
@@ -416,10 +435,10 @@ def combine(
     span = blocks_per_split(keys, SPLITS, BLOCK_N) * BLOCK_N
     s = tl.arange(0, BLOCK_S)
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
-    used = (s < SPLITS) & (s * span < keys)
-    places = (row64 * HEADS + head) * SPLITS + s
+    used = (s < PARTS) & (s // (PARTS // SPLITS) * span < keys)
+    places = (row64 * HEADS + head) * PARTS + s
     # All parts are asked for beside the position that says which of them were written.
-    there = s < SPLITS
+    there = s < PARTS
     best = tl.where(used, tl.load(partial_max + places, mask=there, other=0.0), float("-inf"))
     sums = tl.where(used, tl.load(partial_sum + places, mask=there, other=0.0), 0.0)
     inside = there[:, None] & (d < HEAD_DIM)[None, :]

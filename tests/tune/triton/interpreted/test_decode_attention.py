@@ -201,7 +201,10 @@ def test_an_old_position_asks_for_what_is_in_the_cache_and_decides_nothing(
     def ask(pointers, sizes, wanted, count) -> None:
         there = wanted.handle.data
         assert pointers.handle.data.shape == sizes.handle.data.shape == (int(count),)
-        asked.extend((int(a), int(a) + int(n)) for a, n in zip(pointers.handle.data[there], sizes.handle.data[there]))
+        asked.extend(
+            (int(a), int(a) + int(n))
+            for a, n in zip(pointers.handle.data[there], sizes.handle.data[there], strict=True)
+        )
 
     monkeypatch.setattr(decode_attention, "ask", ask)
     monkeypatch.setattr(decode_attention, "wait_for_predecessor", lambda _pdl: inputs[4].copy_(positions))

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 if TYPE_CHECKING:
+    from bench.ledger import Ledger
     from bench.run import Bench
 
 __all__ = ["RunShard", "benchmark_command"]
+
+Summarise = Callable[[list[dict[str, Any]]], Mapping[str, float]]
 
 
 class RunShard(Protocol):
@@ -25,7 +28,7 @@ def benchmark_command(
     name: str,
     shards: Sequence[str],
     run: RunShard,
-    summarise: Callable[[list[dict[str, Any]]], Mapping[str, float]],
+    summarise: Summarise,
 ) -> click.Command:
     """Return the command of a benchmark.
 
@@ -85,39 +88,59 @@ def benchmark_command(
     ) -> None:
         import torch
 
-        from bench.ledger import Clock, Ledger
-        from bench.races import Races, races_path
+        from bench.ledger import Clock, Ledger, head_here
         from bench.run import Bench
         from bench.tuned import Shop
         from tune_model.tune.candidate import Effort
         from tune_model.tune.machine.probe import probe_target
         from tune_model.tune.target import CudaTarget
 
+        if others:
+            _tell_summary(_merged(path, name, others, summarise))
+            return
         clock = Clock(seconds)
         target = probe_target(spec)
         device = torch.device("cuda", 0) if isinstance(target, CudaTarget) else torch.device("cpu")
-        kind = "h200" if "H200" in target.name else device.type
-        place = path or Path(__file__).parent.parent / "results" / f"{name}.{kind}.json"
         command = f"PYTHONPATH=src python benchmarks/{name}.py"
         if device.type == "cpu":
             command += " --target cpu"
         if effort != "balanced":
             command += f" --effort {effort}"
-        ledger = Ledger(place, name, device, command, lambda rows: dict(summarise(rows)))
-        for other in others:
-            ledger.absorb(other)
-            if races_path(other).exists():
-                Races(races_path(place), ledger.head).absorb(races_path(other))
+        head = head_here(name, device, command)
+        ledger = Ledger(path or _place(name, head.device), head, lambda rows: dict(summarise(rows)))
         shop = Shop(target, folder, Effort(effort), workers or len(os.sched_getaffinity(0)))
         bench = Bench(ledger, clock, shop, _say, again, only, _part(part))
-        failed = [] if others else _run_all(chosen or shards, bench, lambda shard: run(shard, bench, small=small))
+        failed = _run_all(chosen or shards, bench, lambda shard: run(shard, bench, small=small))
         ledger.save()
-        for key, value in sorted(ledger.summary.items()):
-            _say(f"{key:24} {value}")
+        _tell_summary(ledger)
         if failed:
             raise click.ClickException(f"{', '.join(failed)} ended early, as shown above; run again to continue")
 
     return main
+
+
+def _place(name: str, device: str) -> Path:
+    """Return where a benchmark's results on a device are committed."""
+    return Path(__file__).parent.parent / "results" / f"{name}.{'h200' if 'H200' in device else 'cpu'}.json"
+
+
+def _merged(path: Path | None, name: str, others: Sequence[Path], summarise: Summarise) -> "Ledger":
+    """Add files' rows, and their complete races, to a result; needs nothing of the machine they are from."""
+    from bench.ledger import Ledger, head_of
+    from bench.races import Races, races_path
+
+    place = path or _place(name, head_of(others).device)
+    ledger = Ledger(place, head_of([*([place] if place.exists() else []), *others]), lambda rows: dict(summarise(rows)))
+    for other in others:
+        ledger.absorb(other)
+        if races_path(other).exists():
+            Races(races_path(place), ledger.head).absorb(races_path(other))
+    return ledger
+
+
+def _tell_summary(ledger: "Ledger") -> None:
+    for key, value in sorted(ledger.summary.items()):
+        _say(f"{key:24} {value}")
 
 
 def _run_all(shards: Sequence[str], bench: "Bench", run: Callable[[str], None]) -> list[str]:

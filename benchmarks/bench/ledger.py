@@ -1,7 +1,7 @@
 """The result file while it is being filled: one row at a time, saved at once, found again by the next run."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from tune_model.pipeline.bench.result import (
 )
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["KEY", "Clock", "Ledger", "OtherMachineError", "rounded"]
+__all__ = ["KEY", "Clock", "Ledger", "OtherMachineError", "head_here", "head_of", "rounded"]
 
 KEY: Final = ("shard", "row")
 """What tells rows apart."""
@@ -55,6 +55,34 @@ class Clock:
         return self.end is not None and self.now() >= self.end
 
 
+def head_here(benchmark: str, device: torch.device, command: str) -> BenchmarkResult:
+    """Return the head of a file of rows that are measured now, on this machine."""
+    return BenchmarkResult(benchmark, device_name(device), library_versions(), today(), command, [], {})
+
+
+def head_of(paths: Sequence[Path]) -> BenchmarkResult:
+    """Return the first file's head with the latest of their days, so that rows come together on any machine.
+
+    Raises:
+        OtherMachineError: They were measured on different machines.
+        TuneModelError: A file is no benchmark result.
+    """
+    head = read_result(paths[0])
+    dates = [_read_beside(path, head).date for path in paths]
+    return msgspec.structs.replace(head, date=max(dates), rows=[], summary={})
+
+
+def _read_beside(path: Path, head: BenchmarkResult) -> BenchmarkResult:
+    """Read a file whose rows belong into one table with others'."""
+    found = read_result(path)
+    for field in ("benchmark", "device", "versions"):
+        seen, expected = getattr(found, field), getattr(head, field)
+        if seen != expected:
+            msg = f"{path}: $.{field} is {seen}; the other rows are of {expected}: give another --save"
+            raise OtherMachineError(msg)
+    return found
+
+
 class Ledger:
     """Rows of one benchmark on one device.
 
@@ -63,8 +91,13 @@ class Ledger:
         rows: As in the file.
     """
 
-    def __init__(self, path: Path, benchmark: str, device: torch.device, command: str, summarise: Summarise) -> None:
+    def __init__(self, path: Path, head: BenchmarkResult, summarise: Summarise) -> None:
         """Open the file, or begin one.
+
+        Args:
+            path: The file.
+            head: Where its rows are from; it has none itself.
+            summarise: Makes the flat figures of the rows.
 
         Raises:
             OtherMachineError: The file's rows were measured elsewhere; they do not belong into one table.
@@ -72,19 +105,10 @@ class Ledger:
         """
         self.path = path
         self.summarise = summarise
-        self.head = BenchmarkResult(benchmark, device_name(device), library_versions(), today(), command, [], {})
+        self.head = head
         self.rows: list[dict[str, Any]] = []
         if path.exists():
-            self.rows = self._read(path)
-
-    def _read(self, path: Path) -> list[dict[str, Any]]:
-        old = read_result(path)
-        for field in ("benchmark", "device", "versions"):
-            seen, expected = getattr(old, field), getattr(self.head, field)
-            if seen != expected:
-                msg = f"{path}: $.{field} is {seen}; measuring now with {expected}: give another --save"
-                raise OtherMachineError(msg)
-        return old.rows
+            self.rows = _read_beside(path, head).rows
 
     def absorb(self, path: Path) -> None:
         """Add another file's rows, measured beside this one's on an equal machine; its rows replace equal ones.
@@ -93,7 +117,7 @@ class Ledger:
             OtherMachineError: They were measured elsewhere.
             TuneModelError: The file is no benchmark result.
         """
-        self.rows = merge_rows(self.rows, self._read(path), KEY)
+        self.rows = merge_rows(self.rows, _read_beside(path, self.head).rows, KEY)
         self.save()
 
     def row(self, shard: str, name: str) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import pytest
 import recorded_gpu
 import torch
 from bench.arena import Arena, Contender, WrongResultError, extern
-from bench.ledger import Clock, Ledger, OtherMachineError
+from bench.ledger import Clock, Ledger, OtherMachineError, head_here
 from bench.plans import plan_of, task_of
 from bench.races import Race, Races, races_path
 from bench.run import Bench, TimeOverError, attempt
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def ledger(path: Path) -> Ledger:
-    return Ledger(path, "matmul", CPU, "command", lambda rows: {"rows": float(len(rows))})
+    return Ledger(path, head_here("matmul", CPU, "command"), lambda rows: {"rows": float(len(rows))})
 
 
 def bench(path: Path, **options) -> Bench:
@@ -72,6 +72,25 @@ def test_parts_measured_side_by_side_become_one_file(tmp_path: Path):
     write_result(paths[0], msgspec.structs.replace(read_result(paths[0]), device="another"))
     with pytest.raises(OtherMachineError, match=r"\$\.device"):
         whole.absorb(paths[0])
+
+
+def test_parts_of_another_machine_come_together_here(tmp_path: Path):
+    paths = [tmp_path / f"{number}.json" for number in (1, 2)]
+    for number, path in enumerate(paths, start=1):
+        ledger(path).record("machine", "limits", {"copy_tbps": 4.2 + number})
+        day = f"2026-11-0{number}"
+        write_result(path, msgspec.structs.replace(read_result(path), device="elsewhere", date=day, command="there"))
+    whole = tmp_path / "whole.json"
+    merge = ["--save", str(whole), *(part for path in paths for part in ("--merge", str(path)))]
+    for _ in range(2):
+        assert CliRunner().invoke(main, merge).exit_code == 0
+        found = read_result(whole)
+        assert (found.device, found.date, found.command) == ("elsewhere", "2026-11-02", "there")
+        assert [row["copy_tbps"] for row in found.rows] == [6.2]
+    ledger(tmp_path / "here.json").record("machine", "limits", {})
+    result = CliRunner().invoke(main, [*merge, "--merge", str(tmp_path / "here.json")])
+    assert isinstance(result.exception, OtherMachineError)
+    assert read_result(whole) == found
 
 
 def test_races_run_side_by_side_become_one_file(tmp_path: Path):

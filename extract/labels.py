@@ -128,11 +128,13 @@ def _attention(form: Form) -> str:
     batch, heads, queries, depth = q.shape
     grouped = "" if k.shape[1] == heads else f"/{k.shape[1]}"
     head = f"b{batch} h{heads}{grouped} d{depth} {_dtype(q)}"
+    sinks = " sinks" if isinstance(call.args[-1], Ref) else ""
     if _name(call) == "cached_attention":
         length = "" if queries == 1 else f" q{queries}"
-        return _with(f"attention decode {head}{length} ctx{visible_keys(form) - 1}", _on_heads(form.body[:at]))
+        what = f"attention decode {head}{length} ctx{visible_keys(form) - 1}{sinks}"
+        return _with(what, _on_heads(form.body[:at]))
     if _name(call) == "causal_attention":
-        return f"attention prefill {head} len{queries}"
+        return f"attention prefill {head} len{queries}{sinks}"
     return f"attention {head} q{queries} k{k.shape[2]}"
 
 

@@ -34,6 +34,7 @@ def cached_attention(  # noqa: PLR0913, PLR0917 (an operator: its arguments are 
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend to the cache: query (b, t) sees the slots up to and including `positions[b, t]`.
 
@@ -45,6 +46,7 @@ def cached_attention(  # noqa: PLR0913, PLR0917 (an operator: its arguments are 
         scale: Of the scores.
         window: See only the last `window` slots.
         softcap: Scores become `softcap * tanh(scores / softcap)`.
+        sinks: (heads,): a score of each head that takes its share of the weights and gives nothing.
 
     Returns:
         (batch, heads, new, head_dim of the values), new before heads in memory: joining heads afterwards is free.
@@ -54,16 +56,17 @@ def cached_attention(  # noqa: PLR0913, PLR0917 (an operator: its arguments are 
     visible = slots <= last
     if window is not None:
         visible = visible & (slots > last - window)
-    return _grouped_attention(q, k_cache, v_cache, visible, scale, softcap)
+    return _grouped_attention(q, k_cache, v_cache, visible, scale, softcap, sinks)
 
 
-def causal_attention(
+def causal_attention(  # noqa: PLR0913, PLR0917 (an operator: its arguments are the call's)
     q: Tensor,
     k: Tensor,
     v: Tensor,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend within fresh sequences: query t sees keys 0 to t, or the last `window` of them.
 
@@ -74,12 +77,13 @@ def causal_attention(
         scale: Of the scores.
         window: See only the last `window` keys.
         softcap: Scores become `softcap * tanh(scores / softcap)`.
+        sinks: (heads,): a score of each head that takes its share of the weights and gives nothing.
 
     Returns:
         (batch, heads, length, head_dim of the values), length before heads in memory: joining heads afterwards is free.
     """
     length = q.shape[2]
-    if softcap is None and (window is None or window >= length):
+    if softcap is None and sinks is None and (window is None or window >= length):
         grouped = q.shape[1] != k.shape[1]
         return _rows_first(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped))
     index = torch.arange(length, device=q.device)
@@ -87,10 +91,12 @@ def causal_attention(
     visible = distance >= 0
     if window is not None:
         visible = visible & (distance < window)
-    return _grouped_attention(q, k, v, visible[None, None], scale, softcap)
+    return _grouped_attention(q, k, v, visible[None, None], scale, softcap, sinks)
 
 
-def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, softcap: float | None) -> Tensor:
+def _grouped_attention(  # noqa: PLR0913, PLR0917 (see above)
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
     """Attention under a mask with the query heads that share a key head folded into the query length.
 
     Keys and values are so read once per key head, and the kernels that know no grouped queries serve too.
@@ -102,12 +108,18 @@ def _grouped_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: 
     folded = q.reshape(batch, kv_heads, group * new, head_dim)
     if group > 1:
         visible = visible.expand(-1, group, -1, -1).reshape(visible.shape[0], 1, group * new, visible.shape[-1])
-    if softcap is None:
+    if softcap is None and sinks is None:
         out = scaled_dot_product_attention(folded, k, v, attn_mask=visible, scale=scale)
     else:
         scores = torch.matmul(folded.float() * scale, k.float().transpose(-1, -2))
-        scores = torch.tanh(scores / softcap) * softcap
-        weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores.masked_fill(~visible, float("-inf"))
+        if sinks is None:
+            weights = torch.softmax(scores, dim=-1)
+        else:
+            sink = sinks.float().reshape(1, kv_heads, group, 1).expand(batch, -1, -1, new).reshape(*scores.shape[:3], 1)
+            weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
         out = torch.matmul(weights, v.float()).to(q.dtype)
     return _rows_first(out.reshape(batch, heads, new, value_dim))
 

@@ -35,6 +35,7 @@ class AttentionForm(NamedTuple):
         scale: Factor of the scores; `None` is head_dim ** -0.5.
         window: Each query sees this many positions up to its own; `None` is all.
         softcap: Scores become softcap * tanh(scores / softcap); `None` leaves them.
+        sinks: Slot of one more score for each head [heads], which takes weight and gives nothing.
     """
 
     op: str
@@ -50,6 +51,7 @@ class AttentionForm(NamedTuple):
     scale: float | None
     window: int | None
     softcap: float | None
+    sinks: Parameter | None = None
 
 
 def read_attention(form: Form, *, with_heads: bool = False) -> AttentionForm | Rejected:
@@ -86,6 +88,10 @@ def read_attention(form: Form, *, with_heads: bool = False) -> AttentionForm | R
         values = values[1:]
         if positions is None:
             return Rejected("unsupported", "positions that are not a slot of the form")
+    last = values.pop() if len(values) > 3 else None
+    sinks = slots.get(last.name) if isinstance(last, Ref) else None
+    if sinks is None and last is not None:
+        return Rejected("unsupported", "attention sinks that are not a slot of the form")
     numbers = [n if isinstance(n, int | float) else None for n in values] + [None] * 3
     scale, window, softcap = numbers[:3]
     return AttentionForm(
@@ -102,6 +108,7 @@ def read_attention(form: Form, *, with_heads: bool = False) -> AttentionForm | R
         scale,
         None if window is None else int(window),
         softcap,
+        sinks,
     )
 
 

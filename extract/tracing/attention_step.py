@@ -18,19 +18,20 @@ from tune_model.extract.tracing.front_end import TraceError, UnknownAttentionErr
 __all__ = ["ATTENTION", "AttentionLog", "CausalMask", "causal_attention_steps", "classify_mask", "encoder_attention"]
 
 ATTENTION = "tune_model.attention.default"
-"""The operator's name in a raw graph: (query, key, value, scale, window, softcap) -> [B, H, T, D]."""
+"""The operator's name in a raw graph: (query, key, value, scale, window, softcap, sinks) -> [B, H, T, D]."""
 
 _NAME = "tune_model"
 
 
 @torch.library.custom_op("tune_model::attention", mutates_args=())
-def attention(
+def attention(  # noqa: PLR0913, PLR0917 (an operator: its arguments are the call's)
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Causal attention over this call's own keys; a placeholder that only tracing sees."""
     raise NotImplementedError
@@ -83,7 +84,7 @@ _HARMLESS = frozenset(
     }
 )
 
-_KNOWN_AS = {"s_aux": "attention sinks", "position_bias": "a bias for every distance"}
+_KNOWN_AS = {"position_bias": "a bias for every distance"}
 
 
 def classify_mask(rule: Callable[..., Any], window: int | None) -> CausalMask | None:
@@ -159,6 +160,7 @@ def causal_attention_steps(log: AttentionLog) -> Iterator[str]:
         scaling: float | None = None,
         softcap: float | None = None,
         is_causal: bool | None = None,
+        s_aux: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
         where = _describe(module)
@@ -174,10 +176,12 @@ def causal_attention_steps(log: AttentionLog) -> Iterator[str]:
             raise TraceError(f"{where} applies dropout in evaluation mode")
         if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
             raise TraceError(f"{where} has {query.shape[1]} query, {key.shape[1]} key and {value.shape[1]} value heads")
+        if s_aux is not None and s_aux.shape != query.shape[1:2]:
+            raise TraceError(f"{where} has sinks of shape {tuple(s_aux.shape)}; expected one for each query head")
         log.layers.append(type(module).__name__)
         scale = float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5
         cap = None if softcap is None else float(softcap)
-        output = attention(query, key, value, scale, attention_mask.window, cap)
+        output = attention(query, key, value, scale, attention_mask.window, cap, s_aux)
         return output.transpose(1, 2).contiguous(), None
 
     with _registered(attend, mask) as name:

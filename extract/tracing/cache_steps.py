@@ -32,7 +32,9 @@ def add_cache(program: Program, *, max_length: int, decode: bool) -> Program:
             steps.append(step)
             continue
         layer = len(caches) // 2
-        query, key, value, *settings = step.args
+        query, key, value, *settings, sinks = step.args
+        if sinks is not None:
+            settings.append(sinks)
         keys, values = (_cache(f"{n}_cache.{layer}", types, a, max_length) for n, a in (("k", key), ("v", value)))
         caches += [keys, values]
         positions, pair = Ref("positions"), (Ref(keys.name), Ref(values.name))

@@ -9,9 +9,18 @@ SCALE = 0.4
 RULES = [(None, None), (4, None), (None, 3.0), (5, 2.0)]
 
 
-def naive(q: Tensor, k: Tensor, v: Tensor, last: Tensor, window: int | None, cap: float | None) -> Tensor:
+def naive(  # noqa: PLR0917 (as what it checks)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    last: Tensor,
+    window: int | None,
+    cap: float | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """One query at a time, in float64."""
     out = torch.zeros((*q.shape[:3], v.shape[3]), dtype=torch.float64)
+    zero = torch.zeros((1, v.shape[3]), dtype=torch.float64)
     group = q.shape[1] // k.shape[1]
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
@@ -22,6 +31,8 @@ def naive(q: Tensor, k: Tensor, v: Tensor, last: Tensor, window: int | None, cap
                 scores = keys @ q[b, h, t].double() * SCALE
                 if cap is not None:
                     scores = torch.tanh(scores / cap) * cap
+                if sinks is not None:
+                    scores, values = torch.cat([scores, sinks[h : h + 1].double()]), torch.cat([values, zero])
                 out[b, h, t] = torch.softmax(scores, 0) @ values
     return out
 
@@ -46,6 +57,20 @@ def test_causal_attention_sees_the_past(window: int | None, softcap: float | Non
     out = causal_attention(q, k, v, SCALE, window, softcap)
     last = torch.arange(9).expand(BATCH, 9)
     torch.testing.assert_close(out.double(), naive(q, k, v, last, window, softcap), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "softcap"), RULES)
+def test_a_sink_takes_weight_and_gives_nothing(window: int | None, softcap: float | None):
+    torch.manual_seed(0)
+    q, sinks = torch.randn(BATCH, HEADS, 4, HEAD_DIM), torch.randn(HEADS)
+    k, v = torch.randn(2, BATCH, KV_HEADS, 4, HEAD_DIM)
+    last = torch.arange(4).expand(BATCH, 4)
+    expected = naive(q, k, v, last, window, softcap, sinks)
+    assert not torch.allclose(expected, naive(q, k, v, last, window, softcap), atol=1e-2)
+    fresh = causal_attention(q, k, v, SCALE, window, softcap, sinks)
+    torch.testing.assert_close(fresh.double(), expected, atol=1e-5, rtol=1e-5)
+    over_cache = cached_attention(q, k, v, last, SCALE, window, softcap, sinks)
+    torch.testing.assert_close(over_cache.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("window", "softcap"), RULES)

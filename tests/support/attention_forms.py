@@ -16,6 +16,7 @@ def decode_form(
     window: int | None = None,
     softcap: float | None = None,
     append: bool = True,
+    sinks: bool = False,
 ) -> Form:
     """A decode step's attention over a cache, with the append of the new token."""
     cache = TensorType(dtype, (batch, kv_heads, length, head_dim))
@@ -32,7 +33,7 @@ def decode_form(
         del parameters[2:4]
     attention = Call(
         "tune_model.cached_attention",
-        (Ref("a5"), Ref("a0"), Ref("a1"), Ref("a4"), scale, window, softcap),
+        (Ref("a5"), Ref("a0"), Ref("a1"), Ref("a4"), scale, window, softcap, *_sinks(parameters, heads, sinks)),
         (),
         ("t0",),
     )
@@ -55,31 +56,40 @@ def causal_form(
     window: int | None = None,
     softcap: float | None = None,
     append: bool = True,
+    sinks: bool = False,
 ) -> Form:
     """A fresh prefill: the prompt's keys and values go to the cache and are attended to directly."""
     cache = TensorType(dtype, (batch, kv_heads, max_length, head_dim))
     new = TensorType(dtype, (batch, kv_heads, length, head_dim))
-    parameters = (
+    parameters = [
         Parameter("a0", cache, "cache"),
         Parameter("a1", cache, "cache"),
         Parameter("a2", new),
         Parameter("a3", new),
         Parameter("a4", TensorType("int64", (batch, length)), values=ValueRange(0, length - 1)),
         Parameter("a5", TensorType(dtype, (batch, heads, length, head_dim))),
-    )
+    ]
     body = (
         Call("tune_model.append_kv", tuple(Ref(f"a{i}") for i in range(5)), (), ()),
         Call(
             "tune_model.causal_attention",
-            (Ref("a5"), Ref("a2"), Ref("a3"), head_dim**-0.5, window, softcap),
+            (Ref("a5"), Ref("a2"), Ref("a3"), head_dim**-0.5, window, softcap, *_sinks(parameters, heads, sinks)),
             (),
             ("t0",),
         ),
     )
     out = TensorType(dtype, (batch, heads, length, head_dim))
     if not append:
-        parameters, body = (*parameters[2:4], parameters[5]), body[1:]
-    return Form("attention", (), parameters, body, (Parameter("t0", out),))
+        parameters, body = [*parameters[2:4], *parameters[5:]], body[1:]
+    return Form("attention", (), tuple(parameters), body, (Parameter("t0", out),))
+
+
+def _sinks(parameters: list[Parameter], heads: int, wanted: bool) -> tuple[Ref, ...]:
+    """Add one more score for each head to a form, where it is wanted."""
+    if not wanted:
+        return ()
+    parameters.append(Parameter("a6", TensorType(parameters[0].type.dtype, (heads,)), "weight"))
+    return (Ref("a6"),)
 
 
 def chunk_form(

@@ -43,8 +43,9 @@ class Sdpa:
             return read
         if read.op == "cached":
             return Rejected("unsupported", "attention over a cache: no backend reads lengths on the device")
-        if read.window is not None or read.softcap is not None:
-            return Rejected("unsupported", f"window {read.window}, soft cap {read.softcap}")
+        if read.window is not None or read.softcap is not None or read.sinks is not None:
+            sinks = "no" if read.sinks is None else "with"
+            return Rejected("unsupported", f"window {read.window}, soft cap {read.softcap}, {sinks} sinks")
         return None
 
     def start(self, task: Task, target: Target) -> Config:

@@ -195,6 +195,7 @@ def _plan(read: AttentionForm, made: HeadFunctions | None, config: _Values) -> K
         "k_new": Slot(k_new, dtype, aligned=new is None),
         "v_new": Slot(v_new, dtype, aligned=new is None),
         "positions": Slot(read.positions.name, read.positions.type.dtype, aligned=False),
+        "sinks": Slot((read.sinks or read.out).name, (read.sinks or read.out).type.dtype, aligned=False),
         "out": Slot(read.out.name, read.out.type.dtype, aligned=False),
         "positions_stride_b": size(read.positions.name, 0),
         "q_stride_b": size(read.q.name, 0, wide=True),
@@ -219,6 +220,7 @@ def _plan(read: AttentionForm, made: HeadFunctions | None, config: _Values) -> K
         "WINDOW": Constant(read.window or 0),
         "SOFTCAP": Constant(float(read.softcap or 0.0)),
         "APPEND": Constant(new is not None),
+        "SINKS": Constant(read.sinks is not None),
         "SPLITS": Constant(splits),
         "LAST_JOINS": Constant(bool(config["last_joins"])),
         "BLOCK_G": Constant(padded(heads // kv_heads)),
@@ -296,6 +298,8 @@ def _requirements(read: AttentionForm, made: HeadFunctions | None) -> tuple[Requ
     strides = [Within(f"{name}.stride3", 1, 1) for name in names]
     if _is_dense(read):
         strides += [Within(f"{p.name}.stride2", size_of(p, 3), size_of(p, 3)) for p in (read.k, read.v)]
+    if read.sinks is not None:
+        strides.append(Within(f"{read.sinks.name}.stride0", 1, 1))
     return (*sizes, *strides, *(made.requires if made is not None else ()))
 
 

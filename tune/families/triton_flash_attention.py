@@ -40,7 +40,7 @@ class TritonFlashAttention:
     """See the module."""
 
     name = "triton_flash_attention"
-    version = 1
+    version = 2
     kinds: frozenset[FormKind] = frozenset({"attention"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -143,6 +143,7 @@ def _plan(read: AttentionForm, slots: dict[str, Parameter], config: _Values) -> 
         "k": Slot(read.k.name, dtype),
         "v": Slot(read.v.name, dtype),
         "out": Slot(read.out.name, read.out.type.dtype),
+        "sinks": Slot((read.sinks or read.out).name, (read.sinks or read.out).type.dtype, aligned=False),
         "queries": SizeOf(f"{read.q.name}.size2"),
         "keys": SizeOf(f"{read.k.name}.size2"),
         "GROUP": Constant(heads // size_of(read.k, 1)),
@@ -153,6 +154,7 @@ def _plan(read: AttentionForm, slots: dict[str, Parameter], config: _Values) -> 
         "SOFTCAP": Constant(float(read.softcap or 0.0)),
         "LAST": Constant("positions" if read.positions is not None else "index" if read.is_causal else "all"),
         "MASK": Constant(kind),
+        "SINKS": Constant(read.sinks is not None),
         "BLOCK_M": Constant(block_m),
         "BLOCK_N": Constant(int(config["block_n"])),
         "BLOCK_D": Constant(padded(head_dim)),
@@ -200,6 +202,8 @@ def _requirements(read: AttentionForm) -> tuple[Requirement, ...]:
     fixed = [within(p, axis) for p, axis in ((read.q, 1), (read.q, 3), (read.k, 1), (read.v, 3))]
     names = [read.q.name, read.k.name, read.v.name, read.out.name, *(new_tokens(read) or ())]
     fixed += [Within(f"{name}.stride3", 1, 1) for name in names]
+    if read.sinks is not None:
+        fixed.append(Within(f"{read.sinks.name}.stride0", 1, 1))
     if read.mask is not None:
         for axis in range(4):
             if size_of(read.mask, axis) == 1:

@@ -67,6 +67,16 @@ def test_windows_and_soft_caps_are_arguments():
     assert found == [(0.0625, 4, 50.0), (0.0625, None, 50.0)]
 
 
+def test_sinks_are_weights_that_attention_takes_last():
+    for trace in trace_transformers(decoder("gpt_oss", num_local_experts=4, head_dim=16)):
+        sources = {w.name: w.sources for w in trace.program.weights}
+        calls = [
+            s for s in trace.program.steps if s.op in {"tune_model.causal_attention", "tune_model.cached_attention"}
+        ]
+        assert len(calls) == 2
+        assert [sources[s.args[-1].name] for s in calls] == [(f"model.layers.{i}.self_attn.sinks",) for i in range(2)]
+
+
 @pytest.mark.parametrize(
     "model_type", ["gpt2", *(pytest.param(m, marks=pytest.mark.slow) for m in ("llama", "gemma2", "mixtral"))]
 )
@@ -131,11 +141,6 @@ def test_a_speech_model_takes_features_and_tokens():
         (decoder("bloom"), TraceError, "bloom takes no position_ids"),
         (decoder("falcon"), TraceError, "falcon does not take the attention implementation"),
         (decoder("mamba"), TraceError, "mamba has linear_attention layers; expected attention"),
-        (
-            decoder("gpt_oss", num_local_experts=4, head_dim=16),
-            TraceError,
-            r"GptOssAttention of layer 0 passes s_aux \(attention sinks\) to its attention",
-        ),
         (
             decoder("llama4_text", num_local_experts=4, attention_chunk_size=4, intermediate_size_mlp=96),
             TraceError,

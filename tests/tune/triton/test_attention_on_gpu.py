@@ -118,6 +118,12 @@ def test_windows_and_caps(window, softcap):
     check(FLASH, causal_form(**LLAMA, length=333, max_length=512, window=window, softcap=softcap), in_order)
 
 
+@pytest.mark.parametrize("window", [None, 128])
+def test_sinks(window):
+    check(FLASH, causal_form(**LLAMA, length=333, max_length=512, window=window, sinks=True), in_order)
+    check(DECODE, decode_form(batch=3, **LLAMA, length=1500, context=(0, 1499), window=window, sinks=True), most=24)
+
+
 def test_a_chunk_over_the_cache():
     def positions(inputs: list[torch.Tensor]) -> None:
         inputs[4][0] = torch.arange(40)

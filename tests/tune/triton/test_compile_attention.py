@@ -119,7 +119,7 @@ def test_splits_are_no_more_than_there_are_blocks():
     "form",
     [
         causal_form(**LLAMA, length=2048, max_length=2048),
-        causal_form(**LLAMA, length=2048, max_length=2048, window=512, softcap=30.0),
+        causal_form(**LLAMA, length=2048, max_length=2048, window=512, softcap=30.0, sinks=True),
         sdpa_form(heads=12, head_dim=64, length=512, mask=("bool", (2, 1, 1, 512)), dtype="bfloat16"),
         chunk_form(**LLAMA, new=64, length=4096),
     ],

@@ -34,6 +34,7 @@ def test_grouped_keys_and_values_are_never_repeated_where_a_fast_backend_reads_t
         assert not [s for s in built.kernel.steps if isinstance(s, Call) and "expand" in s.op]
         assert sum(isinstance(s, CudaLaunch) for s in built.kernel.steps) == 1  # the append
     assert FAMILY.accepts(tasks(decode_form()), cuda_target()).reason == "unsupported"
+    assert FAMILY.accepts(tasks(causal_form(sinks=True)), cuda_target()).detail.endswith("with sinks")
 
 
 @pytest.mark.parametrize(

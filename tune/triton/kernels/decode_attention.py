@@ -209,6 +209,7 @@ def attend(
     k_new,
     v_new,
     positions,
+    sinks,
     out,
     partial_out,
     partial_max,
@@ -238,6 +239,7 @@ def attend(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     APPEND: tl.constexpr,
+    SINKS: tl.constexpr,
     SPLITS: tl.constexpr,
     LAST_JOINS: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -297,6 +299,9 @@ def attend(
         vn = tl.load(v_new + row64 * vn_stride_b + head * vn_stride_h + d, mask=in_row, other=0.0)
         kn = kn.to(k_cache.dtype.element_ty)
         vn = vn.to(v_cache.dtype.element_ty)
+    sink = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + head * GROUP + g, mask=g < GROUP, other=0.0).to(tl.float32) * LOG2_E
 
     if low <= position:
         high = tl.minimum(low + span, position + 1)
@@ -322,6 +327,11 @@ def attend(
                 if APART:  # one of the warps takes it; it weighs nothing for the others
                     score = tl.where(warp == 0, score[None, :], float("-inf"))
                 best, total, acc = add_token(best, total, acc, score, vn.to(tl.float32))
+        if SINKS:  # noqa: SIM102 (as above)
+            if high == position + 1:
+                if APART:
+                    sink = tl.where(warp == 0, sink[None, :], float("-inf"))
+                best, total, acc = add_token(best, total, acc, sink, 0.0)
 
         heads = head * GROUP + g
         in_group = g < GROUP

@@ -19,6 +19,7 @@ def attend(
     v,
     mask,
     positions,
+    sinks,
     out,
     queries,
     keys,
@@ -48,6 +49,7 @@ def attend(
     SOFTCAP: tl.constexpr,
     LAST: tl.constexpr,
     MASK: tl.constexpr,
+    SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -110,6 +112,12 @@ def attend(
             best, total, acc, qs, k_base, v_base, mask_base, n, m, last, keys, k_stride_n, v_stride_n, mask_stride_m,
             mask_stride_n, d, e, HEAD_DIM, VALUE_DIM, SCALE, WINDOW, SOFTCAP, MASK, True, BLOCK_N, PRECISION,
         )  # fmt: skip
+    if SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        better = tl.maximum(best, sink)
+        decay = tl.exp2(best - better)
+        total = total * decay + tl.exp2(sink - better)
+        acc = acc * decay[:, None]
     # A query that sees nothing gets zeros, as ATen's softmax over nothing gives.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(

@@ -10,8 +10,10 @@ from tune_model.tune.families.triton_decode_attention import FAMILY
 from tune_model.tune.triton.kernels import decode_attention
 
 
-def check(form, config, tolerance, positions=None):
+def check(form, config, tolerance, positions=None, change=None):
     inputs = fill(form)
+    if change is not None:
+        change(inputs)
     place = [p.name for p in form.parameters].index("a4")
     if positions is not None:
         inputs[place] = torch.tensor(positions)[:, None]
@@ -54,6 +56,18 @@ def test_bfloat16():
 def test_windows_and_soft_caps(window, softcap):
     form = decode_form(batch=4, window=window, softcap=softcap)
     check(form, {"splits": 3, "block_n": 16, **TILE}, 2e-3, positions=[3, 40, 41, 180])
+
+
+@pytest.mark.parametrize(("splits", "last_joins"), [(1, False), (4, False), (4, True)])
+def test_sinks_count_once(splits: int, last_joins: bool):
+    form = decode_form(batch=4, heads=6, kv_heads=2, window=70, softcap=20.0, sinks=True)
+
+    def large(inputs: list[torch.Tensor]) -> None:
+        inputs[6][:] = torch.tensor([-40.0, -1.0, 0.0, 2.0, 9.0, 60.0])
+
+    config = {"splits": splits, "block_n": 32, **TILE, "last_joins": last_joins}
+    check(form, config, 2e-3, positions=[0, 31, 64, 199], change=large)
+    check(decode_form(batch=2, append=False, sinks=True), config, 2e-3)
 
 
 def test_a_head_dim_that_is_no_power_of_two_and_one_head_per_group():

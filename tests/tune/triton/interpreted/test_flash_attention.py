@@ -46,6 +46,16 @@ def test_windows_and_soft_caps(window, softcap):
     check(form)
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (13, 2.0)])
+def test_sinks(window, softcap):
+    def spread(inputs: list[torch.Tensor]) -> None:
+        inputs[6][:] = torch.tensor([-40.0, 0.5, 8.0, 60.0])
+
+    form = causal_form(heads=4, kv_heads=2, head_dim=32, length=75, dtype="float16", window=window, softcap=softcap,
+                       sinks=True)  # fmt: skip
+    check(form, spread)
+
+
 @pytest.mark.parametrize("window", [None, 20])
 def test_a_chunk_of_a_prompt_over_a_ragged_cache(window):
     form = chunk_form(window=window)

@@ -6,7 +6,7 @@ import re
 from tune_model.runtime.expression import Dim, evaluate
 from tune_model.runtime.program import Call, Form, Parameter, Ref, TensorType
 
-__all__ = ["element_bytes", "flops", "looked_up", "size_bytes", "type_bytes", "visible_keys"]
+__all__ = ["distinct_bytes", "element_bytes", "flops", "looked_up", "size_bytes", "type_bytes", "visible_keys"]
 
 _BITS = re.compile(r"[a-z]+(\d+)")
 _MATMULS = frozenset({"aten.linear.default", "aten.mm.default", "aten.bmm.default", "aten.matmul.default"})
@@ -35,6 +35,11 @@ def element_bytes(dtype: str) -> int:
 def type_bytes(type_: TensorType) -> int:
     """Return the size of a tensor of fixed sizes without gaps, in bytes."""
     return math.prod(_sizes(type_.shape)) * element_bytes(type_.dtype)
+
+
+def distinct_bytes(parameter: Parameter) -> int:
+    """Return how many bytes of a concrete form's slot are distinct elements: broadcast dims hold one."""
+    return _elements(parameter) * element_bytes(parameter.type.dtype)
 
 
 def _sizes(shape: tuple[Dim, ...]) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RunShard", "benchmark_command"]
 
+_RESULTS = Path(__file__).parent.parent / "results"
+
 Summarise = Callable[[list[dict[str, Any]]], Mapping[str, float]]
 
 
@@ -69,7 +71,7 @@ def benchmark_command(
         "others",
         multiple=True,
         type=click.Path(path_type=Path, exists=True),
-        help="Measure nothing; add the rows of this file. May be repeated.",
+        help="Measure nothing; add the rows of this file to that of --save. May be repeated.",
     )
     @click.option("--small", is_flag=True, help="A few tiny shapes, to try the benchmark itself.")
     def main(  # noqa: PLR0913, PLR0917 (one parameter per option)
@@ -96,7 +98,7 @@ def benchmark_command(
         from tune_model.tune.target import CudaTarget
 
         if others:
-            _tell_summary(_merged(path, name, others, summarise))
+            _tell_summary(_merged(path, others, summarise))
             return
         clock = Clock(seconds)
         target = probe_target(spec)
@@ -107,7 +109,8 @@ def benchmark_command(
         if effort != "balanced":
             command += f" --effort {effort}"
         head = head_here(name, device, command)
-        ledger = Ledger(path or _place(name, head.device), head, lambda rows: dict(summarise(rows)))
+        kind = "h200" if "H200" in head.device else device.type
+        ledger = Ledger(path or _RESULTS / f"{name}.{kind}.json", head, lambda rows: dict(summarise(rows)))
         shop = Shop(target, folder, Effort(effort), workers or len(os.sched_getaffinity(0)))
         bench = Bench(ledger, clock, shop, _say, again, only, _part(part))
         failed = _run_all(chosen or shards, bench, lambda shard: run(shard, bench, small=small))
@@ -119,17 +122,13 @@ def benchmark_command(
     return main
 
 
-def _place(name: str, device: str) -> Path:
-    """Return where a benchmark's results on a device are committed."""
-    return Path(__file__).parent.parent / "results" / f"{name}.{'h200' if 'H200' in device else 'cpu'}.json"
-
-
-def _merged(path: Path | None, name: str, others: Sequence[Path], summarise: Summarise) -> "Ledger":
+def _merged(place: Path | None, others: Sequence[Path], summarise: Summarise) -> "Ledger":
     """Add files' rows, and their complete races, to a result; needs nothing of the machine they are from."""
     from bench.ledger import Ledger, head_of
     from bench.races import Races, races_path
 
-    place = path or _place(name, head_of(others).device)
+    if place is None:
+        raise click.UsageError("--merge needs --save: the result that the rows are added to")
     ledger = Ledger(place, head_of([*([place] if place.exists() else []), *others]), lambda rows: dict(summarise(rows)))
     for other in others:
         ledger.absorb(other)

@@ -1,5 +1,6 @@
 """The result file while it is being filled: one row at a time, saved at once, found again by the next run."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from tune_model.pipeline.bench.result import (
     BenchmarkResult,
     device_name,
     library_versions,
+    merge_commands,
     merge_rows,
     read_result,
     today,
@@ -61,15 +63,17 @@ def head_here(benchmark: str, device: torch.device, command: str) -> BenchmarkRe
 
 
 def head_of(paths: Sequence[Path]) -> BenchmarkResult:
-    """Return the first file's head with the latest of their days, so that rows come together on any machine.
+    """Return the first file's head with all commands and the latest day, so that rows come together on any machine.
 
     Raises:
         OtherMachineError: They were measured on different machines.
         TuneModelError: A file is no benchmark result.
     """
     head = read_result(paths[0])
-    dates = [_read_beside(path, head).date for path in paths]
-    return msgspec.structs.replace(head, date=max(dates), rows=[], summary={})
+    results = [_read_beside(path, head) for path in paths]
+    command = functools.reduce(merge_commands, (result.command for result in results))
+    date = max(result.date for result in results)
+    return msgspec.structs.replace(head, date=date, command=command, rows=[], summary={})
 
 
 def _read_beside(path: Path, head: BenchmarkResult) -> BenchmarkResult:

@@ -106,7 +106,7 @@ class Races:
         header = msgspec.json.decode(first, type=Header)
         seen, expected = (header.device, header.versions), (self.header.device, self.header.versions)
         if seen != expected:
-            msg = f"{path}: races of {seen}; measuring now with {expected}: give another --save"
+            msg = f"{path}: races of {seen}; the others are of {expected}: give another --save"
             raise OtherMachineError(msg)
         self.header = msgspec.structs.replace(self.header, policy=header.policy or self.header.policy)
         for line in rest:

@@ -79,18 +79,21 @@ def test_parts_of_another_machine_come_together_here(tmp_path: Path):
     for number, path in enumerate(paths, start=1):
         ledger(path).record("machine", "limits", {"copy_tbps": 4.2 + number})
         day = f"2026-11-0{number}"
-        write_result(path, msgspec.structs.replace(read_result(path), device="elsewhere", date=day, command="there"))
+        there = {"device": "elsewhere", "date": day, "command": f"command {number}"}
+        write_result(path, msgspec.structs.replace(read_result(path), **there))
     whole = tmp_path / "whole.json"
     merge = ["--save", str(whole), *(part for path in paths for part in ("--merge", str(path)))]
     for _ in range(2):
         assert CliRunner().invoke(main, merge).exit_code == 0
         found = read_result(whole)
-        assert (found.device, found.date, found.command) == ("elsewhere", "2026-11-02", "there")
+        assert (found.device, found.date) == ("elsewhere", "2026-11-02")
+        assert found.command == "command 1 && command 2"
         assert [row["copy_tbps"] for row in found.rows] == [6.2]
     ledger(tmp_path / "here.json").record("machine", "limits", {})
     result = CliRunner().invoke(main, [*merge, "--merge", str(tmp_path / "here.json")])
     assert isinstance(result.exception, OtherMachineError)
     assert read_result(whole) == found
+    assert CliRunner().invoke(main, merge[2:]).exit_code == 2
 
 
 def test_races_run_side_by_side_become_one_file(tmp_path: Path):

@@ -17,9 +17,12 @@ def decode_form(
     softcap: float | None = None,
     append: bool = True,
     sinks: bool = False,
+    row: int | None = None,
 ) -> Form:
-    """A decode step's attention over a cache, with the append of the new token."""
-    cache = TensorType(dtype, (batch, kv_heads, length, head_dim))
+    """A decode step's attention over a cache, with the append of the new token; a slot takes `row` elements."""
+    row = row or head_dim
+    strides = (kv_heads * length * row, length * row, row, 1)
+    cache = TensorType(dtype, (batch, kv_heads, length, head_dim), None if row == head_dim else strides)
     new = TensorType(dtype, (batch, kv_heads, 1, head_dim))
     parameters = [
         Parameter("a0", cache, "cache"),

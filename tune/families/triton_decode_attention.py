@@ -31,8 +31,8 @@ _SPLITS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _RESERVED_BYTES: Final = 8192
 """Of shared memory, beside the blocks that are fetched ahead."""
 
-_LEAST_APART: Final = 16
-"""Keys of a warp that attends by itself: a tensor core's step."""
+_KEYS_PER_WARP_AT_LEAST: Final = 16
+"""Of each block, where warps take their own keys: a tensor core's step."""
 
 _PARTS_AT_MOST: Final = 128
 """Partial results of a head; more would take as long to join as to make."""
@@ -90,8 +90,10 @@ class TritonDecodeAttention:
                 continue
             tile: Config = (("block_n", block_n), ("num_warps", warps), ("num_stages", stages))
             joins = (False, True) if splits > 1 else (False,)
-            is_apart = warps > 1 and block_n // warps >= _LEAST_APART and splits * warps <= _PARTS_AT_MOST
-            modes = product((False, True) if is_apart else (False,), joins)
+            # Products of float32 are none of the tensor cores', which give each warp its own.
+            splits_up = item_bytes == 2 and block_n // warps >= _KEYS_PER_WARP_AT_LEAST
+            is_offered = splits_up and warps > 1 and splits * warps <= _PARTS_AT_MOST
+            modes = product((False, True) if is_offered else (False,), joins)
             spaces += [(("splits", splits), *tile, ("apart", apart), ("last_joins", last)) for apart, last in modes]
 
         def cost(config: Config) -> float:
@@ -270,7 +272,7 @@ def _launches(read: AttentionForm, config: _Values, arguments: dict[str, Argumen
         names = ("partial_out", "partial_max", "partial_sum", "positions", "out", "positions_stride_b")
         shared = {name: arguments[name] for name in (*names, "out_stride_b", "out_stride_h", "HEAD_DIM", "WINDOW")}
         shared |= {name: arguments[name] for name in ("SPLITS", "PARTS", "BLOCK_N", "PDL")}
-        columns = min(padded(head_dim), _JOINED_COLUMNS if parts >= _MANY_PARTS else padded(head_dim))
+        columns = min(_JOINED_COLUMNS, padded(head_dim)) if parts >= _MANY_PARTS else padded(head_dim)
         shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(padded(parts, 1)), "BLOCK_D": Constant(columns)}
         grid = (heads, batch, padded(head_dim) // columns)
         launches.append(

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from tune_model.extract.cost import type_bytes
+from tune_model.extract.cost import distinct_bytes, type_bytes
 from tune_model.runtime.execution.invoke import torch_dtype
 from tune_model.runtime.expression import evaluate
 from tune_model.runtime.program import Form, Parameter, TensorType
@@ -31,6 +31,8 @@ __all__ = [
 Allocate = Callable[[int, torch.dtype, torch.device], torch.Tensor]
 """Returns one-dimensional uninitialised memory for so many elements."""
 
+_NEXT_TO_NOTHING: Final = 0.01
+
 MAX_COPIES: Final = 128
 """Copies of small weights beyond this cost memory and start-up and change little: such tasks are bound by latency."""
 
@@ -43,14 +45,16 @@ def rotates(parameter: Parameter) -> bool:
 def copies_for(form: Form, rotate_bytes: int) -> int:
     """Return how many sets of weights and caches make `rotate_bytes` with the activations between two uses of one.
 
-    A call over large activations drives its few weights out of the cache by itself; more copies would only make the
-    shortest graph that turns through all of them long.
+    A call over large activations drives its weights out of the cache by itself; more copies would only make the
+    shortest graph that turns through all of them long. What it reads last would still be warm when the next call reads
+    it first: one copy is enough only of weights that are next to nothing beside the activations.
     """
     size = read_bytes(form)
     if size == 0:
         return 1
-    streamed = sum(type_bytes(p.type) for p in (*form.parameters, *form.results) if not rotates(p))
-    return max(1, min(MAX_COPIES, math.ceil((rotate_bytes - streamed) / size)))
+    streamed = sum(distinct_bytes(p) for p in (*form.parameters, *form.results) if not rotates(p))
+    fewest = 1 if size < _NEXT_TO_NOTHING * streamed else min(2, math.ceil(rotate_bytes / size))
+    return max(1, fewest, min(MAX_COPIES, math.ceil((rotate_bytes - streamed) / size)))
 
 
 def read_bytes(form: Form) -> int:

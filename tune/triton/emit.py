@@ -290,12 +290,18 @@ class Printer:
         pointer, groups = self._address(load.access, load.gather, needed)
         mask = self._mask(groups, load.where)
         options = [f"mask={mask}", "other=0"] if mask else []
-        if self.eviction and groups >= {0, 1}:
+        if self.eviction and groups >= {0, 1} and (self.eviction != "evict_first" or self._is_read_once(load)):
             options.append(f"eviction_policy='{self.eviction}'")
         text = f"tl.load({', '.join((pointer, *options))})"
         if load.dtype == "bool":
             return f"{text} != 0"
         return text if groups else f"tl.full([{', '.join(['1'] * self.space.rank)}], 0, {DTYPES[load.dtype]}) + {text}"
+
+    def _is_read_once(self, load: Load) -> bool:
+        """Say whether no two rows read the same element."""
+        return all(
+            stride != 0 or axis.size == 1 for stride, axis in zip(load.access.strides, self.nest.axes, strict=True)
+        )
 
     def store(self, store: Store, only: str = "") -> str:
         """Print a store, `only` where a condition holds."""

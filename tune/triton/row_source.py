@@ -23,7 +23,8 @@ __all__ = ["Generated", "Loop", "RowPrinter", "needed_for", "pointwise_function"
 
 _CACHE_BYTES: Final = 48 << 20
 """About what a second-level cache holds. A kernel that moves more should leave its results there, if they fit, and not
-what it has read; where neither fits, an H200 was 4 % slower when loads said so."""
+what it has read; where neither fits, saying so made it 4 % slower (a residual and LayerNorm of 32768 x 8192, H200,
+Triton 3.6, 2026-11-30)."""
 
 
 class Generated(NamedTuple):

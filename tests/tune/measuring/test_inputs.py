@@ -67,6 +67,16 @@ def test_a_call_over_large_activations_needs_few_copies_to_find_its_weights_cold
     vector = Parameter("a1", TensorType("bfloat16", (8192,)), "weight")
     x, y = (Parameter(name, TensorType("bfloat16", (32768, 8192))) for name in ("a0", "t0"))
     assert copies_for(form_of(x, vector, results=(y,)), 3 * 50 << 20) == 1
+    weight = Parameter("a1", TensorType("bfloat16", (8192, 2048)), "weight")
+    assert copies_for(form_of(x, weight, results=(y,)), 3 * 50 << 20) == 2
+    large = Parameter("a1", TensorType("bfloat16", (8192, 16384)), "weight")
+    assert copies_for(form_of(x, large, results=(y,)), 3 * 50 << 20) == 1
+
+
+def test_an_activation_that_is_one_row_for_all_counts_as_one_row():
+    vector = Parameter("a1", TensorType("bfloat16", (1024,)), "weight")
+    mask = Parameter("a0", TensorType("bfloat16", (1 << 20, 1024), (0, 1)))
+    assert copies_for(form_of(mask, vector), 10 * 2048) == 9
 
 
 def test_only_the_filled_part_of_a_cache_counts_as_read():

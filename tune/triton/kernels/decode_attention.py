@@ -9,7 +9,7 @@ to the cache; no other program touches that slot. Queries and keys are read as t
 (tune/triton/head_source): every split makes them again, which costs less than a kernel that makes them once.
 
 The warps of a program share each block of keys, or take a part of it each: then every warp has a softmax of its own,
-waits for no other between two blocks, and leaves a partial result of its own.
+exchanges nothing with the others, and leaves a partial result of its own.
 
 The partial results of a row are joined by a second kernel, or by the program that arrives last.
 """
@@ -149,13 +149,15 @@ def take_apart(
     PRECISION: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """Do as `take_together`, each of the WARPS with a part of each block: batches of a product go to warps first.
+    """Do as `take_together`, each of the WARPS with a part of each block.
+
+    Triton gives the batches of a tensor cores' product to different warps.
 
     Returns:
         As `take_together`, for each warp.
     """
     d = tl.arange(0, BLOCK_D)
-    in_row = (d < HEAD_DIM)[None, None, :]
+    in_row = d < HEAD_DIM
     part: tl.constexpr = BLOCK_N // WARPS
     own = tl.arange(0, WARPS)[:, None] * part + tl.arange(0, part)[None, :]
     qs = tl.broadcast_to(qs[None, :, :], (WARPS, BLOCK_G, BLOCK_D))
@@ -166,14 +168,14 @@ def take_apart(
         keys = n + own
         inside = keys < high
         k_pointers = k_base + keys.to(tl.int64)[:, None, :] * kc_stride_n + d[None, :, None]
-        ks = tl.load(k_pointers, mask=inside[:, None, :] & (d < HEAD_DIM)[None, :, None], other=0.0)
+        ks = tl.load(k_pointers, mask=inside[:, None, :] & in_row[None, :, None], other=0.0)
         scores = cap_scores(tl.dot(qs, ks, input_precision=PRECISION), SCALE, SOFTCAP)
         scores = tl.where(inside[:, None, :], scores, float("-inf"))
         better = tl.maximum(best, tl.max(scores, axis=2))
         weights = tl.exp2(scores - better[:, :, None])
         decay = tl.exp2(best - better)
         v_pointers = v_base + keys.to(tl.int64)[:, :, None] * vc_stride_n + d[None, None, :]
-        vs = tl.load(v_pointers, mask=inside[:, :, None] & in_row, other=0.0)
+        vs = tl.load(v_pointers, mask=inside[:, :, None] & in_row[None, None, :], other=0.0)
         acc = tl.dot(weights.to(vs.dtype), vs, acc * decay[:, :, None], input_precision=PRECISION)
         total = total * decay + tl.sum(weights, axis=2)
         best = better
@@ -324,9 +326,11 @@ def attend(
                 tl.store(k_base + slot * kc_stride_n + d, kn, mask=in_row)
                 tl.store(v_base + slot * vc_stride_n + d, vn, mask=in_row)
                 score = cap_scores(tl.sum(qs.to(tl.float32) * kn.to(tl.float32)[None, :], axis=1), SCALE, SOFTCAP)
-                if APART:  # one of the warps takes it; it weighs nothing for the others
+                value = vn.to(tl.float32)
+                if APART:  # one of the warps takes it; for the others it weighs nothing, and must not be infinite
                     score = tl.where(warp == 0, score[None, :], float("-inf"))
-                best, total, acc = add_token(best, total, acc, score, vn.to(tl.float32))
+                    value = tl.where(tl.expand_dims(warp == 0, -1), value[None, None, :], 0.0)
+                best, total, acc = add_token(best, total, acc, score, value)
         if SINKS:  # noqa: SIM102 (as above)
             if high == position + 1:
                 if APART:

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from attention_forms import decode_form, turned_form
@@ -163,6 +165,23 @@ def test_a_broken_head_breaks_no_other():
 
 
 @pytest.mark.parametrize("last_joins", [False, True])
+def test_an_infinite_new_value_reaches_its_own_column_alone(last_joins: bool):
+    form = decode_form(batch=2, heads=4, kv_heads=2, head_dim=32)
+    inputs = fill(form)
+    inputs[4] = torch.tensor([[9], [70]])
+    inputs[3][1, 0, 0, 5] = float("inf")
+    expected = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])[0]
+    config = {"splits": 2, "block_n": 32, **TILE, "last_joins": last_joins}
+    plan = FAMILY.plan(Task(form, NumericRules()), tuple(config.items()))
+    assert not isinstance(plan, Rejected), plan
+    actual = interpret(plan, form, inputs)[0]
+    infinite = torch.isposinf(expected)
+    assert infinite.sum() == 2
+    assert torch.equal(torch.isposinf(actual), infinite)
+    assert relative_error(actual[~infinite], expected[~infinite]) < 2e-3
+
+
+@pytest.mark.parametrize("last_joins", [False, True])
 @pytest.mark.parametrize("where", ["the new token", "a block of the cache"])
 def test_scores_of_minus_infinity_weigh_nothing(where: str, last_joins: bool):
     """A split that had no other score was 0 / 0, and so the whole row was NaN."""
@@ -199,6 +218,20 @@ def test_a_row_without_any_finite_score_is_zero_as_in_aten(last_joins: bool):
         assert relative_error(actual, expected) < 2e-3
 
 
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Note which pieces of memory the second-level cache is asked for, where each begins and ends."""
+    asked: list[tuple[int, int]] = []
+
+    def ask(pointers, sizes, wanted, count) -> None:
+        there = wanted.handle.data
+        assert pointers.handle.data.shape == sizes.handle.data.shape == (int(count),)
+        pieces = zip(pointers.handle.data[there], sizes.handle.data[there], strict=True)
+        asked.extend((int(begin), int(begin) + int(size)) for begin, size in pieces)
+
+    monkeypatch.setattr(decode_attention, "ask", ask)
+    return asked
+
+
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("old", [-1, 0, 31, 32, 199, 200, 2**31 - 1, 2**40 + 7, -(2**40)])
 def test_an_old_position_asks_for_what_is_in_the_cache_and_decides_nothing(
@@ -210,17 +243,7 @@ def test_an_old_position_asks_for_what_is_in_the_cache_and_decides_nothing(
     caches = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in inputs[:2]]
     positions = inputs[4].copy_(torch.tensor([[150], [100]])).clone()
     expected = run_body(form, [t.double() if t.is_floating_point() else t.clone() for t in inputs])[0]
-    asked: list[tuple[int, int]] = []
-
-    def ask(pointers, sizes, wanted, count) -> None:
-        there = wanted.handle.data
-        assert pointers.handle.data.shape == sizes.handle.data.shape == (int(count),)
-        asked.extend(
-            (int(a), int(a) + int(n))
-            for a, n in zip(pointers.handle.data[there], sizes.handle.data[there], strict=True)
-        )
-
-    monkeypatch.setattr(decode_attention, "ask", ask)
+    asked = asked_for(monkeypatch)
     monkeypatch.setattr(decode_attention, "wait_for_predecessor", lambda _pdl: inputs[4].copy_(positions))
     config = {"splits": 4, "block_n": 16, **TILE, "prefetch": True}
     plan = FAMILY.plan(Task(form, NumericRules()), tuple(config.items()))
@@ -230,3 +253,35 @@ def test_an_old_position_asks_for_what_is_in_the_cache_and_decides_nothing(
     assert asked
     assert all(any(low <= begin < end <= high for low, high in caches) for begin, end in asked)
     assert len(asked) == len(set(asked))
+
+
+@pytest.mark.parametrize("row", [32, 48], ids=["dense", "apart"])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("last", [0, 15, 16, 100, 199])
+def test_the_first_block_of_every_split_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, last: int, window: int | None, row: int
+):
+    form = decode_form(batch=2, heads=4, kv_heads=2, head_dim=32, window=window, row=row)
+    inputs = fill(form)
+    inputs[4].fill_(last)
+    asked = asked_for(monkeypatch)
+    config = {"splits": 4, "block_n": 16, **TILE, "prefetch": True}
+    plan = FAMILY.plan(Task(form, NumericRules()), tuple(config.items()))
+    assert not isinstance(plan, Rejected), plan
+    interpret(plan, form, inputs)
+    assert sorted(asked) == sorted(requests_for(inputs[:2], last, window, splits=4, block_n=16))
+
+
+def requests_for(caches: list[torch.Tensor], last: int, window: int | None, splits: int, block_n: int):
+    """Yield one request for a block of a dense cache, one for each slot of another."""
+    start = 0 if window is None else max(last - window + 1, 0)
+    span = math.ceil(math.ceil((last + 1 - start) / block_n) / splits) * block_n
+    for cache in caches:
+        size = cache.shape[3] * cache.element_size()
+        for head in (cache[row, head] for row in range(cache.shape[0]) for head in range(cache.shape[1])):
+            for low in range(start, last + 1, span):
+                keys = head[low : min(low + block_n, low + span, last + 1)]
+                if cache.stride(2) == cache.shape[3]:
+                    yield keys.data_ptr(), keys.data_ptr() + len(keys) * size
+                else:
+                    yield from ((key.data_ptr(), key.data_ptr() + size) for key in keys)

@@ -1,13 +1,18 @@
 """What changed from one artifact to another: choices, times, versions; and whether it got slower beyond the noise.
 
 On one machine (equal second fingerprints) each winner's time is taken relative to the plain operators' in the same
-final. Those run the same code both times, so what they drifted is the machine's drift and not the choice's. Between
-machines, or library or driver versions, the operators differ too, and times are compared as they are.
+final. Those run the same code both times, so what they drifted is the machine's drift and not the choice's. Now and
+then a task's operators drift unlike those of the others. They took another time though nothing changed (on an H200 up
+to 7 % from one tuning to the next, while the winner took the same), or the machine changed for some kernels only
+(clocks under full power). There a slower choice must show beside its own operators and beside the median of all: what
+says less counts. Between machines, or library or driver versions, the operators differ too, and times are compared as
+they are.
 
 A slowdown is an estimate with an interval: the two finals' errors are independent, so their variances add up.
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal
 
@@ -26,6 +31,9 @@ __all__ = ["ArtifactDiff", "Changed", "DiffError", "Slowdown", "TaskDiff", "diff
 _SIGMAS_TASK: Final = 3.0
 """A task counts as slower from three standard deviations on: among fifty, two happen by chance every other time."""
 
+_SIGMAS_ALIKE: Final = 2.0
+"""Operators that drifted further from the median than so many of the tasks' standard deviations prove little alone."""
+
 _COMPARED_AT_LEAST: Final = 0.9
 """Of the weighted time: a gate that saw less of it has not seen what it is to let through."""
 
@@ -37,6 +45,9 @@ _PERCENTILE_WIDTH: Final = 1.683
 
 _MEDIAN_FACTOR: Final = 1.2533
 """Standard error of a median over that of a mean: sqrt(pi / 2)."""
+
+_MAD_FACTOR: Final = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 
 class DiffError(TuneModelError):
@@ -101,11 +112,11 @@ class ArtifactDiff(msgspec.Struct, frozen=True):
     """Everything that differs.
 
     Attributes:
-        same_machine: Second fingerprints are equal, so times are relative to the plain operators'.
+        same_machine: Second fingerprints are equal, so the machine's drift is told from the choices'.
         old_us: Weighted time of the tasks that both have, as measured.
         new_us: The same of the new artifact.
         slowdown: Of that sum, corrected for the machine's drift on one machine.
-        drift: New over old weighted time of the plain operators: what the machine did meanwhile.
+        drift: New over old time of the plain operators, the median of all tasks: what the machine did meanwhile.
         compared: Share of the weighted time that was compared, 0 to 1: of the old artifact or of the new, whichever is
             less. The rest are tasks that are only in one, or were disturbed or not timed; one without any time of its
             own counts as much as the average of the others.
@@ -127,6 +138,16 @@ class ArtifactDiff(msgspec.Struct, frozen=True):
     changed: tuple[Changed, ...]
 
 
+class _Drift(Slowdown, frozen=True):
+    """How the plain operators of all tasks drifted: the median, and its own deviation.
+
+    Attributes:
+        spread: Standard deviation of the logarithm from task to task, outliers left out.
+    """
+
+    spread: float
+
+
 class _Outcome(msgspec.Struct, frozen=True):
     planned: PlannedTask
     choice: ChoiceRecord
@@ -146,14 +167,15 @@ def diff_artifacts(old: Artifact, new: Artifact) -> ArtifactDiff:
     same = old.manifest.must_match_to_stay_optimal == new.manifest.must_match_to_stay_optimal
     pairs = {key: (before[key], after[key]) for key in common}
     total_us = sum(o.planned.weight * o.choice.median_us for o, _ in pairs.values()) or 1.0
-    tasks = [_task(key, o, n, total_us, same_machine=same) for key, (o, n) in pairs.items()]
+    drift = _drift(pairs.values())
+    tasks = [_task(key, o, n, total_us, drift if same else None) for key, (o, n) in pairs.items()]
     weights = {key: o.planned.weight for key, (o, _) in pairs.items()}
     return ArtifactDiff(
         same_machine=same,
         old_us=sum(weights[t.key] * t.old_us for t in tasks if t.slowdown is not None),
         new_us=sum(weights[t.key] * t.new_us for t in tasks if t.slowdown is not None),
         slowdown=_total((weights[t.key] * t.old_us, t.slowdown) for t in tasks),
-        drift=_drift(pairs[t.key] for t in tasks if t.slowdown is not None),
+        drift=drift.ratio,
         compared=min(_compared(side, other, tasks) for side, other in ((before, after), (after, before))),
         tasks=tuple(sorted(tasks, key=lambda t: (-abs(t.new_us - t.old_us) * weights[t.key], t.key))),
         only_old=tuple(before[key].planned.label for key in before if key not in after),
@@ -204,8 +226,8 @@ def _outcomes(artifact: Artifact) -> dict[str, _Outcome]:
     return outcomes
 
 
-def _task(key: str, old: _Outcome, new: _Outcome, total_us: float, *, same_machine: bool) -> TaskDiff:
-    slowdown = _slowdown(old.choice, new.choice, same_machine=same_machine)
+def _task(key: str, old: _Outcome, new: _Outcome, total_us: float, drift: _Drift | None) -> TaskDiff:
+    slowdown = _slowdown(old.choice, new.choice, drift)
     verdict: Literal["slower", "faster", "same", "not timed"] = "same"
     if slowdown is None:
         verdict = "not timed"
@@ -244,14 +266,22 @@ def _known_us(outcome: _Outcome | None) -> float:
     return outcome.planned.weight * outcome.choice.median_us
 
 
-def _slowdown(old: ChoiceRecord, new: ChoiceRecord, *, same_machine: bool) -> Slowdown | None:
+def _slowdown(old: ChoiceRecord, new: ChoiceRecord, drift: _Drift | None) -> Slowdown | None:
+    """Compare a task's times: as they are without a drift, else corrected (see the module)."""
     if old.median_us <= 0 or new.median_us <= 0 or "disturbed" in (old.status, new.status):
         return None
-    if same_machine and old.baseline_us > 0 and new.baseline_us > 0:
-        ratio = (new.median_us / new.baseline_us) / (old.median_us / old.baseline_us)
-        deviations = (log_deviation(choice.gain_low, choice.gain_high) for choice in (old, new))
-        return Slowdown(ratio, math.hypot(*deviations))
-    return Slowdown(new.median_us / old.median_us, math.hypot(_time_deviation(old), _time_deviation(new)))
+    ratio, deviation = new.median_us / old.median_us, math.hypot(_time_deviation(old), _time_deviation(new))
+    if drift is None:
+        return Slowdown(ratio, deviation)
+    by_all = Slowdown(ratio / drift.ratio, math.hypot(deviation, drift.deviation))
+    if old.baseline_us <= 0 or new.baseline_us <= 0:
+        return by_all
+    own = new.baseline_us / old.baseline_us
+    gains = (log_deviation(choice.gain_low, choice.gain_high) for choice in (old, new))
+    by_own = Slowdown(ratio / own, math.hypot(*gains))
+    if abs(math.log(own / drift.ratio)) <= _SIGMAS_ALIKE * drift.spread:
+        return by_own
+    return min(by_own, by_all, key=lambda slowdown: abs(math.log(slowdown.ratio)))
 
 
 def _time_deviation(choice: ChoiceRecord) -> float:
@@ -273,11 +303,19 @@ def _total(parts: Iterable[tuple[float, Slowdown | None]]) -> Slowdown:
     return Slowdown(new / old, log_deviation_of_sum((us * s.ratio, s.deviation) for us, s in compared))
 
 
-def _drift(pairs: Iterable[tuple[_Outcome, _Outcome]]) -> float:
-    timed = [(o, n) for o, n in pairs if o.choice.baseline_us > 0 and n.choice.baseline_us > 0]
-    before = sum(o.planned.weight * o.choice.baseline_us for o, _ in timed)
-    after = sum(o.planned.weight * n.choice.baseline_us for o, n in timed)
-    return after / before if before else 1.0
+def _drift(pairs: Iterable[tuple[_Outcome, _Outcome]]) -> _Drift:
+    """Look at the operators of all tasks whose times can be believed."""
+    logs = [
+        math.log(new.choice.baseline_us / old.choice.baseline_us)
+        for old, new in pairs
+        if old.choice.baseline_us > 0 and new.choice.baseline_us > 0
+        and "disturbed" not in {old.choice.status, new.choice.status}
+    ]  # fmt: skip
+    if not logs:
+        return _Drift(1.0, 0.0, 0.0)
+    median = statistics.median(logs)
+    spread = _MAD_FACTOR * statistics.median(abs(log - median) for log in logs)
+    return _Drift(math.exp(median), _MEDIAN_FACTOR * spread / math.sqrt(len(logs)), spread)
 
 
 def _changed(old: Artifact, new: Artifact) -> Iterator[Changed]:

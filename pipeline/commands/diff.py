@@ -20,7 +20,8 @@ EXIT_SLOWER = 5
 HELP = """Compare two artifacts of one model: choices, times, versions.
 
 On one machine each winner's time is taken relative to the plain operators' in the same final, which takes the machine's
-own drift out; between machines, drivers or torch versions times are compared as they are. Runs nothing.
+own drift out (where these drifted unlike all others', relative to those too); between machines, drivers or torch
+versions times are compared as they are. Runs nothing.
 
 \b
   tune-model diff old.tuned new.tuned

@@ -1,6 +1,8 @@
 """The two_layers model tuned with times drawn as a device gives them: noise, drift, and a planted slowdown."""
 
+from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 import msgspec
 import two_layers
@@ -56,6 +58,38 @@ def noisy_tuning(weather: Weather, *, rows: tuple[int, ...] = ROWS, target: Targ
         choices.append(_choice(task_key(task), base, fast, wins=number % 3 != 2))
     plan = Plan((two_layers.program(),), tuple(planned), (), ())
     return Tuning(plan, target or two_layers.target(), tuple(choices), {}, 0, 0, 0.0)
+
+
+def recorded_tuning(rows: list[dict[str, Any]], side: str, slower: Mapping[str, float] | None = None) -> Tuning:
+    """Return one of two tunings that a file of `tests/data` recorded, with a planted slowdown of some tasks."""
+    planned, choices = [], []
+    form = fingerprint(two_layers.FORM)
+    for count, row in enumerate(rows, start=1):
+        task = Task(bind_form(two_layers.FORM, (count,)), NumericRules())
+        key, found = task_key(task), row[side]
+        site = Site("forward", (("batch", count),), form, (count,), 2)
+        planned.append(PlannedTask(key, row["task"], task, (site,), row["weight"], 0, 0))
+        factor = (slower or {}).get(row["task"], 1.0)
+        low, median, high, samples = found["timing"]
+        timing = Measurement(LOOPS, low * factor, median * factor, high * factor, samples, "final")
+        gain_low, gain_high = (gain / factor for gain in found["gain"])
+        choices.append(
+            Choice(
+                key,
+                LOOPS,
+                Kernel(two_layers.FORM.body),
+                found["us"] * factor,
+                found["extern_us"],
+                gain_low,
+                gain_high,
+                (timing,),
+                (),
+                found["status"],
+            )
+        )
+    return Tuning(
+        Plan((two_layers.program(),), tuple(planned), (), ()), two_layers.target(), tuple(choices), {}, 0, 0, 0.0
+    )
 
 
 def _choice(task: str, base: list[float], fast: list[float], *, wins: bool) -> Choice:

@@ -1,7 +1,7 @@
 """What an artifact has for the sizes a deployment will ask for: the runtime's rule, asked beforehand, running nothing.
 
 Every step of a program at every set of sizes is looked up as dispatch looks it up, with the weights' layouts as they
-are; addresses count as aligned.
+are; addresses count as aligned, and a library that this machine has not got as the version that was tuned with.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -152,7 +152,7 @@ def _look_up(
     entries: tuple[Entry, ...], form: Form, dims: tuple[int, ...], layouts: Mapping[str, str], points: Mapping[str, str]
 ) -> Lacking | None:
     """Return what is lacking for a form at some dims; `None` when it is tuned there. `steps` is left 0."""
-    legal = tuple(e for e in entries if len(e.dims) == len(dims) and fits(e.kernel, layouts))
+    legal = tuple(e for e in entries if len(e.dims) == len(dims) and fits(e.kernel, layouts, elsewhere=True))
     selection = select(legal, dims, slot_sizes(bind_form(form, dims)), {})
     if selection.entry is not None and selection.exact:
         return None

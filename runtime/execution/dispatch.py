@@ -60,12 +60,18 @@ def form_label(form: Form) -> str:
     return f"{form.kind} {'+'.join(call.op.split('.')[1] for call in form.body)}"
 
 
-def fits(kernel: Kernel, layouts: Mapping[str, str]) -> bool:
+def fits(kernel: Kernel, layouts: Mapping[str, str], *, elsewhere: bool = False) -> bool:
     """Tell whether a kernel reads its weights in the layouts they have, and its library calls mean what they meant.
 
     Operators read a transposed weight as they read any tensor; launches have its strides built in.
+
+    Args:
+        kernel: To run.
+        layouts: Of its weights, those that are not the checkpoint's own.
+        elsewhere: It is asked for another machine: a library that this one lacks is taken for the one that it means.
     """
-    if any(isinstance(step, LibraryMatmul) and step.version != installed_version() for step in kernel.steps):
+    versions = {step.version for step in kernel.steps if isinstance(step, LibraryMatmul)}
+    if versions and versions != {installed_version() or (next(iter(versions)) if elsewhere else None)}:
         return False
     if dict(kernel.layouts) == layouts:
         return True

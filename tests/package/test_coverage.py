@@ -1,5 +1,6 @@
 """What an artifact has, asked beforehand: the same answer that the runtime gives when it is called."""
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,8 @@ import tune_model
 from tune_model.package.coverage import Asked, PointCoverage, cover
 from tune_model.package.read import Artifact, open_artifact
 from tune_model.package.write import write_artifact
-from tune_model.runtime.kernel import Within
+from tune_model.runtime.execution import dispatch
+from tune_model.runtime.kernel import Kernel, LibraryAlgorithm, LibraryMatmul, Within
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,23 @@ def test_tuned_sizes_are_covered(artifact: Artifact):
     for point in at(artifact, 1, 16):
         assert point.covered
         assert (point.exact, point.near, point.miss) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(("installed", "covered"), [(130200, True), (None, True), (130100, False)])
+def test_a_library_that_is_not_here_is_taken_for_the_one_tuned_with(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch, installed: int | None, covered: bool
+):
+    """A release pipeline asks on a machine without a GPU; another version would run something else."""
+    call = LibraryMatmul("a0", "a1", "t0", "a0.size0", 8, 8, 8, 8, "float32", LibraryAlgorithm(66), 130200)
+    forms = {
+        form: tuple(msgspec.structs.replace(entry, kernel=Kernel((call,))) for entry in entries)
+        for form, entries in artifact.replay.forms.items()
+    }
+    changed = dataclasses.replace(artifact, replay=msgspec.structs.replace(artifact.replay, forms=forms))
+    monkeypatch.setattr(dispatch, "installed_version", lambda: installed)
+    (point,) = at(changed, 16)
+    assert point.covered == covered
+    assert dispatch.fits(Kernel((call,)), {}) == (installed == 130200)
 
 
 def test_a_size_in_between_is_near_and_names_where_it_comes_from(artifact: Artifact):

@@ -173,8 +173,7 @@ def _export(
     function: torch.nn.Module, examples: dict[str, torch.Tensor], dynamic: dict[str, dict[int, object]]
 ) -> ExportedProgram:
     try:
-        with torch.no_grad(), warnings.catch_warnings(), _quiet():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), _quiet():
             return torch.export.export(function, (examples,), dynamic_shapes=(dynamic,), strict=False)
     except UnknownAttentionError:
         raise
@@ -210,12 +209,13 @@ _TRACERS = ("torch.export", "torch._subclasses.fake_tensor", "torch.fx.experimen
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what the tracer logs and prints (the graph so far) before it raises the same."""
+    """Silence what the tracer logs and prints (the graph so far) before it raises the same, and what it warns of."""
     levels = {name: logging.getLogger(name).level for name in _TRACERS}
     try:
         for name in _TRACERS:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-        with redirect_stderr(io.StringIO()):
+        with redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         for name, level in levels.items():
@@ -227,5 +227,7 @@ def import_functional(exported: ExportedProgram, interface: Interface) -> Trace:
     try:
         return import_program(exported, interface)
     except MutationError:
-        trace = import_program(exported.run_decompositions({}), interface)
+        with _quiet():
+            functional = exported.run_decompositions({})
+        trace = import_program(functional, interface)
         return trace._replace(notes=(*trace.notes, "in-place operations were functionalised"))

@@ -67,6 +67,7 @@ def test_windows_and_soft_caps_are_arguments():
     assert found == [(0.0625, 4, 50.0), (0.0625, None, 50.0)]
 
 
+@pytest.mark.filterwarnings("error")
 def test_sinks_are_weights_that_attention_takes_last():
     for trace in trace_transformers(decoder("gpt_oss", num_local_experts=4, head_dim=16)):
         sources = {w.name: w.sources for w in trace.program.weights}

@@ -1,19 +1,20 @@
 """What changed from one artifact to another: choices, times, versions; and whether it got slower beyond the noise.
 
-On one machine (equal second fingerprints) each winner's time is taken relative to the plain operators' in the same
-final. Those run the same code both times, so what they drifted is the machine's drift and not the choice's. Now and
-then a task's operators drift unlike those of the others. They took another time though nothing changed (on an H200 up
-to 7 % from one tuning to the next, while the winner took the same), or the machine changed for some kernels only
-(clocks under full power). There a slower choice must show beside its own operators and beside the median of all: what
-says less counts. Between machines, or library or driver versions, the operators differ too, and times are compared as
-they are.
+On one machine (equal second fingerprints) the plain operators ran the same code both times, so what they drifted is the
+machine's drift and not the choices'. There are two ways to take it out, and each is right somewhere. A winner's time
+relative to its own task's operators, taken in the same final, is right where a machine's speed differs from task to
+task: a CPU that others use, a GPU whose clocks follow its power. Its time relative to the median drift of all operators
+is right where operators take another time though nothing changed (on an H200 up to 7 % from one tuning to the next,
+while the winners took the same). Tasks whose times depend on the same thing are compared in the way under which they
+agree best, and how well they agree is part of the noise. Between machines, or library or driver versions, the operators
+differ too, and times are compared as they are.
 
 A slowdown is an estimate with an interval: the two finals' errors are independent, so their variances add up.
 """
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -25,14 +26,18 @@ from tune_model.package.read import Artifact
 from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import label
 from tune_model.tune.measuring.interval import SIGMAS_95, bounds, log_deviation, log_deviation_of_sum
+from tune_model.tune.target import CudaTarget
 
 __all__ = ["ArtifactDiff", "Changed", "DiffError", "Slowdown", "TaskDiff", "diff_artifacts", "slower_than"]
 
 _SIGMAS_TASK: Final = 3.0
 """A task counts as slower from three standard deviations on: among fifty, two happen by chance every other time."""
 
-_SIGMAS_ALIKE: Final = 2.0
-"""Operators that drifted further from the median than so many of the tasks' standard deviations prove little alone."""
+_ENOUGH: Final = 6
+"""Tasks measured both times, to tell by how they agree which correction is right; fewer are compared each by itself."""
+
+_HOT_FLOPS_PER_BYTE: Final = 150
+"""With so many operations a byte or more a GPU's clocks follow its power."""
 
 _COMPARED_AT_LEAST: Final = 0.9
 """Of the weighted time: a gate that saw less of it has not seen what it is to let through."""
@@ -138,14 +143,18 @@ class ArtifactDiff(msgspec.Struct, frozen=True):
     changed: tuple[Changed, ...]
 
 
-class _Drift(Slowdown, frozen=True):
-    """How the plain operators of all tasks drifted: the median, and its own deviation.
+class _Reference(msgspec.Struct, frozen=True):
+    """What times of some tasks are compared beside.
 
     Attributes:
-        spread: Standard deviation of the logarithm from task to task, outliers left out.
+        drift: Of all operators, by which times are divided; `None` where each task has its own operators.
+        deviation: Of the drift's logarithm.
+        spread: Standard deviation of the logarithm from task to task of what is compared, outliers left out.
     """
 
-    spread: float
+    drift: float | None = None
+    deviation: float = 0.0
+    spread: float = 0.0
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -167,15 +176,23 @@ def diff_artifacts(old: Artifact, new: Artifact) -> ArtifactDiff:
     same = old.manifest.must_match_to_stay_optimal == new.manifest.must_match_to_stay_optimal
     pairs = {key: (before[key], after[key]) for key in common}
     total_us = sum(o.planned.weight * o.choice.median_us for o, _ in pairs.values()) or 1.0
-    drift = _drift(pairs.values())
-    tasks = [_task(key, o, n, total_us, drift if same else None) for key, (o, n) in pairs.items()]
+    on_gpu = isinstance(old.manifest.target, CudaTarget)
+    groups = {
+        key: on_gpu and o.planned.flops >= _HOT_FLOPS_PER_BYTE * o.planned.size_bytes for key, (o, _) in pairs.items()
+    }
+    drift, deviation = _drift(pairs.values())
+    references = {
+        hot: _reference([pair for key, pair in pairs.items() if groups[key] == hot], drift, deviation)
+        for hot in set(groups.values())
+    }
+    tasks = [_task(key, o, n, total_us, references[groups[key]] if same else None) for key, (o, n) in pairs.items()]
     weights = {key: o.planned.weight for key, (o, _) in pairs.items()}
     return ArtifactDiff(
         same_machine=same,
         old_us=sum(weights[t.key] * t.old_us for t in tasks if t.slowdown is not None),
         new_us=sum(weights[t.key] * t.new_us for t in tasks if t.slowdown is not None),
         slowdown=_total((weights[t.key] * t.old_us, t.slowdown) for t in tasks),
-        drift=drift.ratio,
+        drift=drift,
         compared=min(_compared(side, other, tasks) for side, other in ((before, after), (after, before))),
         tasks=tuple(sorted(tasks, key=lambda t: (-abs(t.new_us - t.old_us) * weights[t.key], t.key))),
         only_old=tuple(before[key].planned.label for key in before if key not in after),
@@ -226,8 +243,8 @@ def _outcomes(artifact: Artifact) -> dict[str, _Outcome]:
     return outcomes
 
 
-def _task(key: str, old: _Outcome, new: _Outcome, total_us: float, drift: _Drift | None) -> TaskDiff:
-    slowdown = _slowdown(old.choice, new.choice, drift)
+def _task(key: str, old: _Outcome, new: _Outcome, total_us: float, beside: _Reference | None) -> TaskDiff:
+    slowdown = _slowdown(old.choice, new.choice, beside)
     verdict: Literal["slower", "faster", "same", "not timed"] = "same"
     if slowdown is None:
         verdict = "not timed"
@@ -266,22 +283,52 @@ def _known_us(outcome: _Outcome | None) -> float:
     return outcome.planned.weight * outcome.choice.median_us
 
 
-def _slowdown(old: ChoiceRecord, new: ChoiceRecord, drift: _Drift | None) -> Slowdown | None:
-    """Compare a task's times: as they are without a drift, else corrected (see the module)."""
-    if old.median_us <= 0 or new.median_us <= 0 or "disturbed" in (old.status, new.status):
+def _slowdown(old: ChoiceRecord, new: ChoiceRecord, beside: _Reference | None) -> Slowdown | None:
+    """Compare a task's times: as they are, or beside what tells the machine's drift."""
+    if not _is_timed(old) or not _is_timed(new):
         return None
     ratio, deviation = new.median_us / old.median_us, math.hypot(_time_deviation(old), _time_deviation(new))
-    if drift is None:
+    if beside is None:
         return Slowdown(ratio, deviation)
-    by_all = Slowdown(ratio / drift.ratio, math.hypot(deviation, drift.deviation))
-    if old.baseline_us <= 0 or new.baseline_us <= 0:
-        return by_all
-    own = new.baseline_us / old.baseline_us
+    if _is_copy(old, new):
+        return Slowdown(1.0, 0.0)
+    if beside.drift is not None or old.baseline_us <= 0 or new.baseline_us <= 0:
+        return Slowdown(ratio / (beside.drift or 1.0), math.hypot(deviation, beside.deviation, beside.spread))
     gains = (log_deviation(choice.gain_low, choice.gain_high) for choice in (old, new))
-    by_own = Slowdown(ratio / own, math.hypot(*gains))
-    if abs(math.log(own / drift.ratio)) <= _SIGMAS_ALIKE * drift.spread:
-        return by_own
-    return min(by_own, by_all, key=lambda slowdown: abs(math.log(slowdown.ratio)))
+    return Slowdown(ratio * old.baseline_us / new.baseline_us, math.hypot(*gains, beside.spread))
+
+
+def _is_hot(planned: PlannedTask) -> bool:
+    return planned.flops >= _HOT_FLOPS_PER_BYTE * max(1, planned.size_bytes)
+
+
+def _is_timed(choice: ChoiceRecord) -> bool:
+    return choice.median_us > 0 and choice.status != "disturbed"
+
+
+def _is_copy(old: ChoiceRecord, new: ChoiceRecord) -> bool:
+    """Say whether the newer tuning took a task's times from the records of the older one."""
+    return (old.winner, old.median_us, old.baseline_us) == (new.winner, new.median_us, new.baseline_us)
+
+
+def _measured_twice(pairs: Iterable[tuple[_Outcome, _Outcome]]) -> list[tuple[ChoiceRecord, ChoiceRecord]]:
+    choices = ((old.choice, new.choice) for old, new in pairs)
+    return [
+        (old, new)
+        for old, new in choices
+        if _is_timed(old) and _is_timed(new) and min(old.baseline_us, new.baseline_us) > 0 and not _is_copy(old, new)
+    ]
+
+
+def _reference(pairs: Iterable[tuple[_Outcome, _Outcome]], drift: float, deviation: float) -> _Reference:
+    """Choose beside what tasks agree best: their own operators, or all operators' drift."""
+    found = _measured_twice(pairs)
+    if len(found) < _ENOUGH:
+        return _Reference()
+    times = [math.log(new.median_us / old.median_us) for old, new in found]
+    operators = [math.log(new.baseline_us / old.baseline_us) for old, new in found]
+    alone, paired = _spread(times), _spread([t - o for t, o in zip(times, operators, strict=True)])
+    return _Reference(drift, deviation, alone) if alone < paired else _Reference(spread=paired)
 
 
 def _time_deviation(choice: ChoiceRecord) -> float:
@@ -303,19 +350,18 @@ def _total(parts: Iterable[tuple[float, Slowdown | None]]) -> Slowdown:
     return Slowdown(new / old, log_deviation_of_sum((us * s.ratio, s.deviation) for us, s in compared))
 
 
-def _drift(pairs: Iterable[tuple[_Outcome, _Outcome]]) -> _Drift:
-    """Look at the operators of all tasks whose times can be believed."""
-    logs = [
-        math.log(new.choice.baseline_us / old.choice.baseline_us)
-        for old, new in pairs
-        if old.choice.baseline_us > 0 and new.choice.baseline_us > 0
-        and "disturbed" not in {old.choice.status, new.choice.status}
-    ]  # fmt: skip
+def _drift(pairs: Iterable[tuple[_Outcome, _Outcome]]) -> tuple[float, float]:
+    """Return the median drift of the operators of all tasks that were measured twice, and its logarithm's deviation."""
+    logs = [math.log(new.baseline_us / old.baseline_us) for old, new in _measured_twice(pairs)]
     if not logs:
-        return _Drift(1.0, 0.0, 0.0)
-    median = statistics.median(logs)
-    spread = _MAD_FACTOR * statistics.median(abs(log - median) for log in logs)
-    return _Drift(math.exp(median), _MEDIAN_FACTOR * spread / math.sqrt(len(logs)), spread)
+        return 1.0, 0.0
+    return math.exp(statistics.median(logs)), _MEDIAN_FACTOR * _spread(logs) / math.sqrt(len(logs))
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return a standard deviation that a few outliers do not change."""
+    median = statistics.median(values)
+    return _MAD_FACTOR * statistics.median(abs(value - median) for value in values)
 
 
 def _changed(old: Artifact, new: Artifact) -> Iterator[Changed]:

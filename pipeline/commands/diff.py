@@ -19,8 +19,8 @@ EXIT_SLOWER = 5
 
 HELP = """Compare two artifacts of one model: choices, times, versions.
 
-On one machine each winner's time is taken relative to the plain operators' in the same final, which takes the machine's
-own drift out (where these drifted unlike all others', relative to those too); between machines, drivers or torch
+On one machine the plain operators of both tunings tell how the machine drifted, and that is taken out: beside each
+winner's own operators or beside all of them, whichever way more tasks agree. Between machines, drivers or torch
 versions times are compared as they are. Runs nothing.
 
 \b

@@ -50,6 +50,21 @@ class _Origin(NamedTuple):
     probe: Tensor | None
 
 
+class _Place(NamedTuple):
+    """Where a module keeps a tensor."""
+
+    owner: "weakref.ref[nn.Module]"
+    attribute: str
+
+    def look(self) -> Tensor | None:
+        """Return the tensor that is there now."""
+        owner = self.owner()
+        if owner is None:
+            return None
+        held = owner._parameters.get(self.attribute)
+        return owner._buffers.get(self.attribute) if held is None else held
+
+
 class _Kept(NamedTuple):
     """A weight, and whether its memory is this model's to write to."""
 
@@ -77,7 +92,7 @@ class BoundWeights:
     ) -> None:
         self._programs = tuple(programs)
         self._device = device
-        self._module = weakref.ref(source) if isinstance(source, nn.Module) else None
+        self._remember(source)
         self._kept: list[_Kept] = []
         self._origins: list[_Origin] = []
         taken: set[int] = set()
@@ -118,7 +133,10 @@ class BoundWeights:
         """
         found = []
         for origin in self._origins:
-            tensor = origin.tensor()
+            place = self._places.get(origin.name)
+            # Another tensor may have been put in its place, and it be gone.
+            held = None if place is None else place.look()
+            tensor = origin.tensor() if held is None else held
             if tensor is None:
                 continue
             changed = tensor.data_ptr() != origin.address
@@ -129,6 +147,17 @@ class BoundWeights:
             if changed:
                 found.append(origin.name)
         return tuple(dict.fromkeys(found))
+
+    def _remember(self, source: WeightSource) -> None:
+        """Note which module the weights come from, if it is one, and where in it they are."""
+        self._module: weakref.ref[nn.Module] | None = None
+        self._places: dict[str, _Place] = {}
+        if isinstance(source, nn.Module):
+            self._module = weakref.ref(source)
+            for path, owner in source.named_modules(remove_duplicate=False):
+                for attribute in (*owner._parameters, *owner._buffers):
+                    name = f"{path}.{attribute}" if path else attribute
+                    self._places[name] = _Place(weakref.ref(owner), attribute)
 
     def reload(self, source: WeightSource | None = None) -> frozenset[str]:
         """Make all weights again.
@@ -163,7 +192,7 @@ class BoundWeights:
                 origins += _watched(new._replace(tensor=kept.bound.tensor))
                 remade.append(kept)
         self._kept, self._origins = remade, origins
-        self._module = weakref.ref(source) if isinstance(source, nn.Module) else None
+        self._remember(source)
         return frozenset(replaced)
 
 

@@ -93,6 +93,7 @@ def test_a_task_whose_operators_alone_drifted_passes(make: Make):
         "matmul 64x14336x4096 bf16 + residual",
         "matmul 1x14336x4096 bf16 + residual",
         "matmul 1x4096x28672 bf16 + swiglu",
+        "matmul 2048x14336x4096 bf16 + residual",
         "attention prefill b1 h32/8 d128 bf16 len2048",
     ],
 )
@@ -100,6 +101,27 @@ def test_one_slower_kernel_shows_between_two_tunings(make: Make, label: str):
     diff = compare(make, recorded_tuning(H200, "old"), recorded_tuning(H200, "new", {label: 1.06}))
     (found,) = slower_than(diff, LIMIT)
     assert found.startswith(f"{label} is slower by ")
+
+
+def test_a_slower_kernel_shows_whatever_the_clocks_did(make: Make):
+    """Its operators took 12 % less the second time, as it did before it was made slower."""
+    label = "matmul 512x4096x28672 bf16 + swiglu"
+    diff = compare(make, recorded_tuning(H200, "new"), recorded_tuning(H200, "old", {label: 1.1}))
+    (task,) = [t for t in diff.tasks if t.label == label]
+    assert task.new_us < task.old_us
+    assert any(found.startswith(f"{label} is slower by ") for found in slower_than(diff, LIMIT))
+
+
+def test_times_taken_from_the_records_say_nothing_of_the_machine(make: Make):
+    """A re-tune over the same records measures what is new: here one task, on a machine that is 5 % faster by now."""
+    again = [{**row, "new": row["old"]} for row in H200]
+    place = next(i for i, row in enumerate(again) if row["task"] == "matmul 1x14336x4096 bf16 + residual")
+    old = again[place]["old"]
+    slower = {"extern_us": old["extern_us"] / 1.05, "gain": [gain / 1.06 for gain in old["gain"]]}
+    again[place] = {**again[place], "new": {**old, **slower, "us": old["us"] * 1.06 / 1.05}}
+    diff = compare(make, recorded_tuning(again, "old"), recorded_tuning(again, "new"))
+    assert [t.label for t in diff.tasks if t.verdict != "same"] == ["matmul 1x14336x4096 bf16 + residual"]
+    assert len(slower_than(diff, LIMIT)) == 1
 
 
 def test_a_slower_machine_is_drift_and_no_regression(make: Make):

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import two_layers
+from devices import cuda_target
 
 from tune_model.extract.task import NumericRules, Plan, PlannedTask, Site, Task, task_key
 from tune_model.runtime.kernel import Kernel
@@ -68,7 +69,7 @@ def recorded_tuning(rows: list[dict[str, Any]], side: str, slower: Mapping[str, 
         task = Task(bind_form(two_layers.FORM, (count,)), NumericRules())
         key, found = task_key(task), row[side]
         site = Site("forward", (("batch", count),), form, (count,), 2)
-        planned.append(PlannedTask(key, row["task"], task, (site,), row["weight"], 0, 0))
+        planned.append(PlannedTask(key, row["task"], task, (site,), row["weight"], row["flops"], row["size_bytes"]))
         factor = (slower or {}).get(row["task"], 1.0)
         low, median, high, samples = found["timing"]
         timing = Measurement(LOOPS, low * factor, median * factor, high * factor, samples, "final")
@@ -87,9 +88,7 @@ def recorded_tuning(rows: list[dict[str, Any]], side: str, slower: Mapping[str, 
                 found["status"],
             )
         )
-    return Tuning(
-        Plan((two_layers.program(),), tuple(planned), (), ()), two_layers.target(), tuple(choices), {}, 0, 0, 0.0
-    )
+    return Tuning(Plan((two_layers.program(),), tuple(planned), (), ()), cuda_target(), tuple(choices), {}, 0, 0, 0.0)
 
 
 def _choice(task: str, base: list[float], fast: list[float], *, wins: bool) -> Choice:

@@ -103,12 +103,20 @@ def pointed_elsewhere(module: Layer) -> None:
     module.k.weight.data = torch.zeros(6, 8)
 
 
+def assigned(module: Layer) -> None:
+    module.k.weight = torch.nn.Parameter(torch.zeros(6, 8), requires_grad=False)
+
+
+def assigned_by_loading(module: Layer) -> None:
+    module.k.load_state_dict({"weight": torch.zeros(6, 8)}, assign=True)
+
+
 def through_data(module: Layer) -> None:
     """As adapters are merged by some tools; torch's version counter does not move."""
     module.k.weight.data += 0.5
 
 
-@pytest.mark.parametrize("change", [in_place, loaded, pointed_elsewhere])
+@pytest.mark.parametrize("change", [in_place, loaded, pointed_elsewhere, assigned, assigned_by_loading])
 def test_copies_that_are_out_of_date_are_named(change: object):
     module = Layer()
     bound = BoundWeights(programs(*ALL), module, CPU)
@@ -125,13 +133,16 @@ def test_changes_without_a_version_are_found_by_a_thorough_look():
     assert bound.stale(thorough=True) == ("k.weight",)
 
 
-def test_parameters_that_leave_shared_memory_are_named():
+@pytest.mark.parametrize("change", [pointed_elsewhere, assigned, assigned_by_loading])
+def test_parameters_that_leave_shared_memory_are_named(change: object):
     module = Layer()
     bound = BoundWeights(programs(*ALL), module, CPU, share=True)
     in_place(module)
     assert bound.stale() == ()
-    pointed_elsewhere(module)
+    change(module)
     assert bound.stale() == ("k.weight",)
+    bound.reload()
+    assert bound.stale(thorough=True) == ()
 
 
 def test_sources_that_are_gone_are_not_asked():

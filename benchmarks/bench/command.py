@@ -2,7 +2,8 @@
 
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -98,7 +99,12 @@ def benchmark_command(
         from tune_model.tune.target import CudaTarget
 
         if others:
-            _tell_summary(_merged(path, others, summarise))
+            if chosen or only or again or path is None:
+                raise click.UsageError(
+                    "--merge measures nothing: it goes with --save, and without --shard, --only, --again"
+                )
+            with _said():
+                _tell_summary(_merged(path, name, others, summarise))
             return
         clock = Clock(seconds)
         target = probe_target(spec)
@@ -110,7 +116,8 @@ def benchmark_command(
             command += f" --effort {effort}"
         head = head_here(name, device, command)
         kind = "h200" if "H200" in head.device else device.type
-        ledger = Ledger(path or _RESULTS / f"{name}.{kind}.json", head, lambda rows: dict(summarise(rows)))
+        with _said():
+            ledger = Ledger(path or _RESULTS / f"{name}.{kind}.json", head, lambda rows: dict(summarise(rows)))
         shop = Shop(target, folder, Effort(effort), workers or len(os.sched_getaffinity(0)))
         bench = Bench(ledger, clock, shop, _say, again, only, _part(part))
         failed = _run_all(chosen or shards, bench, lambda shard: run(shard, bench, small=small))
@@ -122,18 +129,28 @@ def benchmark_command(
     return main
 
 
-def _merged(place: Path | None, others: Sequence[Path], summarise: Summarise) -> "Ledger":
+@contextmanager
+def _said() -> Iterator[None]:
+    """Say in one line what is wrong with a file."""
+    from tune_model.runtime.errors import TuneModelError
+
+    try:
+        yield
+    except (TuneModelError, OSError) as error:
+        raise click.ClickException(" ".join(str(error).split())) from error
+
+
+def _merged(place: Path, name: str, others: Sequence[Path], summarise: Summarise) -> "Ledger":
     """Add files' rows, and their complete races, to a result; needs nothing of the machine they are from."""
     from bench.ledger import Ledger, head_of
     from bench.races import Races, races_path
 
-    if place is None:
-        raise click.UsageError("--merge needs --save: the result that the rows are added to")
-    ledger = Ledger(place, head_of([*([place] if place.exists() else []), *others]), lambda rows: dict(summarise(rows)))
-    for other in others:
-        ledger.absorb(other)
-        if races_path(other).exists():
-            Races(races_path(place), ledger.head).absorb(races_path(other))
+    head = head_of([*([place] if place.exists() else []), *others], name)
+    ledger = Ledger(place, head, lambda rows: dict(summarise(rows)))
+    races = [path for path in map(races_path, others) if path.exists()]
+    if races:
+        Races(races_path(place), head).absorb(*races)
+    ledger.absorb(*others)
     return ledger
 
 

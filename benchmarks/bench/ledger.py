@@ -62,14 +62,16 @@ def head_here(benchmark: str, device: torch.device, command: str) -> BenchmarkRe
     return BenchmarkResult(benchmark, device_name(device), library_versions(), today(), command, [], {})
 
 
-def head_of(paths: Sequence[Path]) -> BenchmarkResult:
+def head_of(paths: Sequence[Path], benchmark: str) -> BenchmarkResult:
     """Return the first file's head with all commands and the latest day, so that rows come together on any machine.
 
     Raises:
         OtherMachineError: They were measured on different machines.
-        TuneModelError: A file is no benchmark result.
+        TuneModelError: A file is no result of this benchmark.
     """
     head = read_result(paths[0])
+    if head.benchmark != benchmark:
+        raise TuneModelError(f"{paths[0]}: $.benchmark is {head.benchmark!r}; expected a result of {benchmark!r}")
     results = [_read_beside(path, head) for path in paths]
     command = functools.reduce(merge_commands, (result.command for result in results))
     date = max(result.date for result in results)
@@ -114,14 +116,19 @@ class Ledger:
         if path.exists():
             self.rows = _read_beside(path, head).rows
 
-    def absorb(self, path: Path) -> None:
-        """Add another file's rows, measured beside this one's on an equal machine; its rows replace equal ones.
+    def absorb(self, *paths: Path) -> None:
+        """Add other files' rows, measured on equal machines; they replace equal ones, but failures nothing measured.
 
         Raises:
             OtherMachineError: They were measured elsewhere.
-            TuneModelError: The file is no benchmark result.
+            TuneModelError: A file is no benchmark result. Nothing is saved then.
         """
-        self.rows = merge_rows(self.rows, _read_beside(path, self.head).rows, KEY)
+        rows = self.rows
+        for path in paths:
+            measured = {_name(row) for row in rows if "failed" not in row}
+            new = _read_beside(path, self.head).rows
+            rows = merge_rows(rows, [row for row in new if "failed" not in row or _name(row) not in measured], KEY)
+        self.rows = rows
         self.save()
 
     def row(self, shard: str, name: str) -> dict[str, Any] | None:
@@ -146,6 +153,10 @@ class Ledger:
     def summary(self) -> dict[str, float]:
         """What the rows come to."""
         return {key: rounded(value) for key, value in self.summarise(self.rows).items()}
+
+
+def _name(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in KEY)
 
 
 def rounded(value: Any) -> Any:

@@ -4,6 +4,7 @@ One line of JSON a form, after a line that says where it was measured; the forma
 """
 
 import gzip
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ import msgspec
 
 from bench.ledger import OtherMachineError
 from tune_model.pipeline.bench.result import BenchmarkResult
+from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.program import FormKind
 from tune_model.tune.candidate import Candidate
 from tune_model.tune.measuring.interval import percentile
@@ -87,13 +89,15 @@ class Races:
         if path.exists():
             self._read(path)
 
-    def absorb(self, path: Path) -> None:
-        """Add another file's races; they replace those of the same rows.
+    def absorb(self, *paths: Path) -> None:
+        """Add other files' races; they replace those of the same rows.
 
         Raises:
             OtherMachineError: They were run elsewhere.
+            TuneModelError: A file holds no races. Nothing is saved then.
         """
-        self._read(path)
+        for path in paths:
+            self._read(path)
         self._save()
 
     def put(self, name: str, race: Race) -> None:
@@ -102,16 +106,18 @@ class Races:
         self._save()
 
     def _read(self, path: Path) -> None:
-        first, *rest = gzip.decompress(path.read_bytes()).splitlines()
-        header = msgspec.json.decode(first, type=Header)
+        try:
+            first, *rest = gzip.decompress(path.read_bytes()).splitlines()
+            header = msgspec.json.decode(first, type=Header)
+            races = [msgspec.json.decode(line, type=Race) for line in rest]
+        except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TuneModelError(f"{path}: {error}; expected the races of a benchmark") from error
         seen, expected = (header.device, header.versions), (self.header.device, self.header.versions)
         if seen != expected:
             msg = f"{path}: races of {seen}; the others are of {expected}: give another --save"
             raise OtherMachineError(msg)
         self.header = msgspec.structs.replace(self.header, policy=header.policy or self.header.policy)
-        for line in rest:
-            race = msgspec.json.decode(line, type=Race)
-            self.races[race.label] = race
+        self.races |= {race.label: race for race in races}
 
     def _save(self) -> None:
         lines = [self.header, *(self.races[name] for name in sorted(self.races))]

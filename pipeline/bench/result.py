@@ -103,7 +103,7 @@ def _short(argument: str) -> str:
 
 def merge_commands(old: str, new: str) -> str:
     """Return the commands that made a result to which rows were added, each once."""
-    return _JOINT.join(dict.fromkeys([*old.split(_JOINT), new]))
+    return _JOINT.join(dict.fromkeys([*old.split(_JOINT), *new.split(_JOINT)]))
 
 
 def check_result(path: Path) -> None:

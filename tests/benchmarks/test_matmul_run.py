@@ -1,5 +1,6 @@
 """The whole benchmark on tiny shapes, and that it goes on where it stopped."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -91,9 +92,39 @@ def test_parts_of_another_machine_come_together_here(tmp_path: Path):
         assert [row["copy_tbps"] for row in found.rows] == [6.2]
     ledger(tmp_path / "here.json").record("machine", "limits", {})
     result = CliRunner().invoke(main, [*merge, "--merge", str(tmp_path / "here.json")])
-    assert isinstance(result.exception, OtherMachineError)
+    assert result.exit_code == 1
+    assert "$.device is" in result.output
     assert read_result(whole) == found
-    assert CliRunner().invoke(main, merge[2:]).exit_code == 2
+    for misused in (merge[2:], [*merge, "--shard", "rows"], [*merge, "--only", "1x"]):
+        assert CliRunner().invoke(main, misused).exit_code == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b""), gzip.compress(b"{}\n")])
+def test_what_cannot_be_merged_changes_nothing(tmp_path: Path, content: bytes):
+    whole, part = tmp_path / "whole.json", tmp_path / "part.json"
+    ledger(whole).record("rows", "a", {"us": 1.0})
+    before = whole.read_bytes()
+    ledger(part).record("rows", "b", {"us": 2.0})
+    races_path(part).write_bytes(content)
+    result = CliRunner().invoke(main, ["--save", str(whole), "--merge", str(part)])
+    assert (result.exit_code, result.exception is None or isinstance(result.exception, SystemExit)) == (1, True)
+    assert "expected the races of a benchmark" in result.output
+    assert whole.read_bytes() == before
+    other = tmp_path / "other.json"
+    write_result(other, msgspec.structs.replace(read_result(part), benchmark="reductions"))
+    for pair in ((whole, other), (other, part)):
+        result = CliRunner().invoke(main, ["--save", str(pair[0]), "--merge", str(pair[1])])
+        assert "$.benchmark is" in result.output
+    assert whole.read_bytes() == before
+
+
+def test_a_failure_does_not_replace_what_was_measured(tmp_path: Path):
+    whole, part = ledger(tmp_path / "whole.json"), ledger(tmp_path / "part.json")
+    whole.record("rows", "a", {"us": 1.0})
+    part.record("rows", "a", {"failed": "no memory"})
+    part.record("rows", "b", {"failed": "no memory"})
+    whole.absorb(part.path)
+    assert [("failed" in row, row["row"]) for row in read_result(whole.path).rows] == [(False, "a"), (True, "b")]
 
 
 def test_races_run_side_by_side_become_one_file(tmp_path: Path):

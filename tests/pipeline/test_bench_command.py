@@ -72,3 +72,4 @@ def test_a_command_is_written_without_the_places_of_one_machine():
     )
     assert merge_commands("a && b", "a") == "a && b"
     assert merge_commands("a", "b") == "a && b"
+    assert merge_commands("a && b", "c && a && b") == "a && b && c"

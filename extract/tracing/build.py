@@ -135,8 +135,23 @@ def load_config(source: TransformersSource) -> Any:
     """Return the transformers configuration of a source.
 
     Raises:
-        SourceError: The folder has no config.json, the model type is unknown, or transformers refuses a field.
+        SourceError: The folder has no config.json, the model type is unknown, transformers refuses a field, or the
+            weights are quantised.
     """
+    config = _load_config(source)
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        fields = quantised if isinstance(quantised, Mapping) else vars(quantised)
+        stored = fields.get("quant_method", "other numbers")
+        raise SourceError(
+            f"its quantization_config says that the weights are stored as {stored}, which are not the weights that are"
+            " traced; expected a model in float32, float16 or bfloat16 (for a checkpoint that was converted back, leave"
+            " quantization_config out)"
+        )
+    return config
+
+
+def _load_config(source: TransformersSource) -> Any:
     from transformers import AutoConfig
 
     if (source.folder is None) == (source.config is None):

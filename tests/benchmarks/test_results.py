@@ -105,6 +105,13 @@ def test_matmuls():
     assert counted == len(rows)
 
 
+def test_who_wins_with_many_rows():
+    said = re.search(r"(\d+) winners of the last line are algorithms of the same library", PROSE)
+    assert said is not None
+    many = [row for row in rows_of("matmul.h200", "rows") if row["m"] >= 257]
+    assert int(said[1]) == sum(row["winner"].startswith("cublaslt(") for row in many)
+
+
 def test_sentences_about_matmuls():
     peers = rows_of("matmul.h200", "max-autotune")
     (slower,) = [row for row in peers if row["ratio_high"] < 1]
@@ -146,7 +153,7 @@ def test_sentences_about_reductions():
 def test_sentences_about_attention():
     rows = {row["row"]: row for row in (*rows_of("attention.h200", "decode"), *rows_of("attention.h200", "prefill"))}
     said = re.search(
-        r"8192 tokens and more .*? at (\d+) % or more of a copy's bandwidth with batch 16 and 64, and at (\d+) % "
+        r"8192 tokens and more .*? at (\d+) % or more of a copy's bandwidth .*? with batch 16 and 64, and at (\d+) % "
         r"\(8192\) and (\d+) % \(32768\) with batch 1\. Batch 16 at 1024 tokens takes ([\d.]+) us; "
         r".*? takes (\d+) us\.",
         PROSE,

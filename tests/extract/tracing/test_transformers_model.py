@@ -153,6 +153,11 @@ def test_a_speech_model_takes_features_and_tokens():
             "lfm2 has conv layers; expected attention",
         ),
         (decoder("no_such_model"), SourceError, "no_such_model"),
+        (
+            decoder("llama", quantization_config={"quant_method": "mxfp4"}),
+            SourceError,
+            "the weights are stored as mxfp4, which are not the weights that are traced",
+        ),
         (decoder("llama", hidden_size="wide"), SourceError, "the llama config was refused by transformers"),
         (decoder("llama", num_attention_heads=5), SourceError, "hidden size|hidden_size"),
         (

@@ -26,7 +26,7 @@ from tune_model.runtime.launch.cublaslt import ALIGNMENT, Problem
 from tune_model.runtime.program import FormKind
 from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
-from tune_model.tune.families.triton_epilogue import rest_launch
+from tune_model.tune.families.triton_epilogue import REST_SHAPES, rest_launch
 from tune_model.tune.library_algorithms import LibraryChoice, library_version, proposals, variations
 from tune_model.tune.loops.rest import MatmulParts, RestKernel, lower_rest, take_apart
 from tune_model.tune.relayout import TRANSPOSED
@@ -38,9 +38,6 @@ __all__ = ["FAMILY", "CublasLtMatmul"]
 
 _DTYPES: Final = ("bfloat16", "float16", "float32")
 _PLAIN: Final = "plain"
-_REST_BLOCK: Final = (1024, 4)
-"""Elements per program and warps of the kernel that follows: eight elements per thread, 16-byte accesses."""
-
 _LARGEST_INDEX: Final = 2**31 - 8192
 _FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(LibraryAlgorithm))
 
@@ -145,7 +142,7 @@ class CublasLtMatmul:
         demands = _demands(found, result)
         if rest is None:
             return Built(Kernel((*parts.before, step), tuple(workspaces), layouts, demands), {})
-        launch = rest_launch(rest, names, *_REST_BLOCK)
+        launch = rest_launch(rest, names, *REST_SHAPES[0])
         limit = Within(launch.grid[0], 0, _LARGEST_INDEX)
         requires = (*demands, *rest.requires, limit)
         plan = KernelPlan((*parts.before, step, launch), tuple(workspaces), layouts, requires)

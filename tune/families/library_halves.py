@@ -15,7 +15,7 @@ from tune_model.runtime.program import Call, FormKind, Ref
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.cpp.emit import Shape
 from tune_model.tune.cpp.rest import build_rest
-from tune_model.tune.families.triton_epilogue import rest_launch
+from tune_model.tune.families.triton_epilogue import REST_SHAPES, rest_launch
 from tune_model.tune.loops.rest import MatmulParts, RestKernel, lower_halves, take_apart
 from tune_model.tune.relayout import TRANSPOSED, Layouts
 from tune_model.tune.search.order import thin
@@ -26,8 +26,8 @@ from tune_model.tune.triton.matmul_space import with_layouts
 
 __all__ = ["FAMILY", "LibraryHalves"]
 
-_SHAPES = ((1024, 4), (2048, 8), (512, 4))
-"""(block, num_warps) of what follows, the best of `triton_epilogue`'s."""
+_SHAPES = REST_SHAPES[:3]
+"""Of what follows."""
 
 _GRAIN = 16384
 """Elements per block of it on a CPU."""

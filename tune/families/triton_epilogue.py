@@ -24,10 +24,11 @@ from tune_model.tune.triton.matmul_space import with_layouts
 from tune_model.tune.triton.module import load_function
 from tune_model.tune.triton.row_source import pointwise_function
 
-__all__ = ["FAMILY", "TritonEpilogue", "rest_launch"]
+__all__ = ["FAMILY", "REST_SHAPES", "TritonEpilogue", "rest_launch"]
 
-_SHAPES = ((1024, 4), (2048, 8), (512, 4), (512, 2), (1024, 8), (2048, 4), (256, 2), (256, 4), (4096, 8), (128, 4))
-"""(block, num_warps): eight elements per thread first, a 16-byte access for half precision."""
+REST_SHAPES = ((512, 4), (1024, 8), (256, 2), (256, 4), (512, 2), (1024, 4), (2048, 8), (2048, 4), (128, 4), (4096, 8))
+"""(block, num_warps), best first: with four elements per thread behind all 18 products of Llama-3-8B that something
+follows, up to 14 % faster than with eight, a 16-byte access (H200, Triton 3.6, 2026-11-30)."""
 
 _TRANSPOSED_AT_MOST = 4
 
@@ -51,7 +52,7 @@ class TritonEpilogue:
         return found if isinstance(found, Rejected) else None
 
     def start(self, task: Task, target: Target) -> Config:
-        """Return blocks of 1024 elements."""
+        """Return the first shape."""
         return next(self.configurations(task, target, Effort.QUICK))
 
     def configurations(self, task: Task, target: Target, effort: Effort) -> Iterator[Config]:
@@ -59,7 +60,7 @@ class TritonEpilogue:
         found = _split(task)
         if isinstance(found, Rejected):
             return
-        spaces: list[Config] = [(("block", block), ("num_warps", warps)) for block, warps in _SHAPES]
+        spaces: list[Config] = [(("block", block), ("num_warps", warps)) for block, warps in REST_SHAPES]
         if _residual(found[0], task) is not None:
             spaces.insert(1, (("block", 0), ("num_warps", 0)))
         # The best block does not depend on the weight's layout.

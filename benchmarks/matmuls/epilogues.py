@@ -152,7 +152,7 @@ def runs_apart(candidate: Candidate) -> bool:
     """
     if candidate.family == "triton_epilogue":
         return dict(candidate.config).get("block") != 0
-    return candidate.family in {"aten", "aten_transposed", "cpp_epilogue", "library_halves"}
+    return candidate.family in {"aten", "aten_transposed", "cpp_epilogue", "cublaslt", "library_halves"}
 
 
 def _best_fused(choice: Choice) -> tuple[str, float] | None:

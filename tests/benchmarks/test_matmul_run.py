@@ -218,6 +218,7 @@ def test_the_linear_and_the_rest_in_two_kernels_are_right_too(layer):
 def test_what_counts_as_fused():
     assert runs_apart(Candidate("aten"))
     assert runs_apart(Candidate("triton_epilogue", (("block", 1024), ("num_warps", 4))))
+    assert runs_apart(Candidate("cublaslt", (("layout", "plain"), ("id", 66))))
     assert not runs_apart(Candidate("triton_epilogue", (("block", 0), ("num_warps", 0))))
     assert not runs_apart(Candidate("triton_split_k", (("split_k", 2),)))
 

@@ -112,6 +112,12 @@ def test_who_wins_with_many_rows():
     assert int(said[1]) == sum(row["winner"].startswith("cublaslt(") for row in many)
 
 
+def test_epilogues_are_fused_where_that_is_faster():
+    rows = rows_of("matmul.h200", "epilogues")
+    assert {row["verdict"] for row in rows} == {"fused", "kept unfused"}
+    assert all(row["gain"] > 1 for row in rows if row["verdict"] == "fused")
+
+
 def test_sentences_about_matmuls():
     peers = rows_of("matmul.h200", "max-autotune")
     (slower,) = [row for row in peers if row["ratio_high"] < 1]

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from tune_model.extract.task import Task
+from tune_model.runtime.expression import evaluate, product
 from tune_model.runtime.kernel import Aligned, Kernel, KernelStep, Within
 from tune_model.runtime.program import Call, FormKind, Ref
+from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.rest import MatmulParts, RestKernel, lower_rest, take_apart
 from tune_model.tune.relayout import TRANSPOSED, Layouts
@@ -26,9 +28,8 @@ from tune_model.tune.triton.row_source import pointwise_function
 
 __all__ = ["FAMILY", "REST_SHAPES", "TritonEpilogue", "rest_launch"]
 
-REST_SHAPES = ((512, 4), (1024, 8), (256, 2), (256, 4), (512, 2), (1024, 4), (2048, 8), (2048, 4), (128, 4), (4096, 8))
-"""(block, num_warps), best first: with four elements per thread behind all 18 products of Llama-3-8B that something
-follows, up to 14 % faster than with eight, a 16-byte access (H200, Triton 3.6, 2026-11-30)."""
+REST_SHAPES = ((1024, 4), (512, 4), (2048, 8), (512, 2), (1024, 2), (1024, 8), (2048, 4), (256, 2), (4096, 8), (256, 4))
+"""(block, num_warps): eight elements per thread first, a 16-byte access for half precision."""
 
 _TRANSPOSED_AT_MOST = 4
 
@@ -109,12 +110,14 @@ def rest_launch(rest: RestKernel, names: Mapping[str, str], block: int, num_warp
     from tune_model.tune.triton.kernels import rows as kernels
 
     generated = pointwise_function(rest.nest, rest.form)
+    elements = evaluate(product(tuple(axis.extent for axis in rest.nest.axes)), slot_sizes(rest.form))
     arguments: dict[str, Argument] = {
         "operands": tuple(
             Slot(names.get(a.name, a.name), a.dtype, a.aligned) if isinstance(a, Slot) else a
             for a in generated.operands
         ),
-        "count": SizeOf(generated.extent),
+        # Accesses are wide only if their mask is known to change at multiples of 16 elements.
+        "count": SizeOf(generated.extent, divisible=elements % 16 == 0),
         "BLOCK": Constant(block),
         "PDL": Constant(False),
         "BODY": Constant(load_function(generated.source, "body")),

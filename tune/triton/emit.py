@@ -153,7 +153,7 @@ class Operands:
         return self._place(expression, SizeOf(expression, divisible))
 
     def extent(self, expression: Dim) -> str:
-        """Return the text of a size that no address is made of: a literal, or an argument that promises nothing."""
+        """Return the text of a size of an outer axis: a literal, or an argument that promises nothing."""
         if isinstance(expression, int):
             return str(expression)
         return self._place(f"extent {expression}", SizeOf(expression))

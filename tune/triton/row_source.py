@@ -92,7 +92,8 @@ def _unflatten(
         if place == 0:
             lines.append(f"{name} = {rest}")
         else:
-            size = operands.extent(axes[place].extent)
+            # What is adjacent along the innermost axis is known to be so only if its length is a multiple.
+            size = (operands.size if place == len(axes) - 1 else operands.extent)(axes[place].extent)
             lines.append(f"{name} = ({rest}) % {size}")
             lines.append(f"{prefix}_rest{place} = ({rest}) // {size}")
             rest = f"{prefix}_rest{place}"

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,11 +16,11 @@ from row_forms import gelu_chain, rms_norm
 import tune_model
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.expression import evaluate
-from tune_model.runtime.kernel import Aligned, CudaLaunch, Multiple, Null, Within
+from tune_model.runtime.kernel import Aligned, CudaLaunch, LibraryAlgorithm, Multiple, Null, Within
 from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes, unmet
 from tune_model.tune.building.built_file import build_candidate, read_built
-from tune_model.tune.candidate import Built, Candidate, Effort, Rejected
+from tune_model.tune.candidate import Built, Candidate, Config, Effort, Rejected
 from tune_model.tune.families import family_named
 from tune_model.tune.triton.cubin import read_usage
 from tune_model.tune.triton.matmul_space import INDUCTOR
@@ -187,6 +188,34 @@ def machine_code(cubin: bytes) -> str:
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "-sass", file.name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+ALGORITHM = (
+    ("layout", "plain"),
+    *msgspec.structs.asdict(LibraryAlgorithm(66)).items(),
+    ("workspace_bytes", 0),
+    ("version", 130200),
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "tail"),
+    [
+        ("cublaslt", ALGORITHM, "residual"),
+        ("cublaslt", ALGORITHM, "swiglu"),
+        ("triton_epilogue", None, "residual"),
+        ("triton_epilogue", None, "swiglu"),
+        ("library_halves", None, "swiglu"),
+    ],
+)
+def test_what_follows_a_library_product_is_read_sixteen_bytes_at_a_time(family: str, config: Config | None, tail: str):
+    """Its mask was not known to change at multiples of 16 elements, so every element was an access."""
+    task, target = Task(linear(2048, 4096, 4096, tail=tail), NumericRules()), cuda_target()
+    built = family_named(family).build(task, config or family_named(family).start(task, target), target)
+    assert isinstance(built, Built), built
+    (code,) = built.code.values()
+    widths = set(re.findall(r"\b(?:LDG|STG)\.E\.?([\w.]*)", machine_code(code)))
+    assert widths == {"128"}
 
 
 def test_bytes_that_are_no_cubin_are_named():

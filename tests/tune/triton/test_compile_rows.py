@@ -75,6 +75,7 @@ def accesses(ptx: str) -> set[str]:
         (ROWS, column_sum(4096, 4096), 0),
         (POINTWISE, swiglu(1 << 20), 0),
         (POINTWISE, rope(2048, 40, 128), 0),
+        (POINTWISE, gelu_chain(2048, 4096), 0),
         (ROWS, normal_rope(2048, 32, 128), 0),
         (SPLIT, softmax(16, 131072, "bfloat16"), 1),
         (SPLIT, argmax(4, 262144), 0),

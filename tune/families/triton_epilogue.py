@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from tune_model.extract.task import Task
-from tune_model.runtime.expression import evaluate, product
 from tune_model.runtime.kernel import Aligned, Kernel, KernelStep, Within
 from tune_model.runtime.program import Call, FormKind, Ref
-from tune_model.runtime.replay import slot_sizes
 from tune_model.tune.candidate import Built, Config, Effort, Rejected
 from tune_model.tune.loops.rest import MatmulParts, RestKernel, lower_rest, take_apart
 from tune_model.tune.relayout import TRANSPOSED, Layouts
@@ -110,14 +108,14 @@ def rest_launch(rest: RestKernel, names: Mapping[str, str], block: int, num_warp
     from tune_model.tune.triton.kernels import rows as kernels
 
     generated = pointwise_function(rest.nest, rest.form)
-    elements = evaluate(product(tuple(axis.extent for axis in rest.nest.axes)), slot_sizes(rest.form))
+    columns = rest.form.results[0].type.shape[-1:]
     arguments: dict[str, Argument] = {
         "operands": tuple(
             Slot(names.get(a.name, a.name), a.dtype, a.aligned) if isinstance(a, Slot) else a
             for a in generated.operands
         ),
-        # Accesses are wide only if their mask is known to change at multiples of 16 elements.
-        "count": SizeOf(generated.extent, divisible=elements % 16 == 0),
+        # Accesses are wide only if their mask is known to change at multiples of 16 elements, for any number of rows.
+        "count": SizeOf(generated.extent, divisible=any(isinstance(n, int) and n % 16 == 0 for n in columns)),
         "BLOCK": Constant(block),
         "PDL": Constant(False),
         "BODY": Constant(load_function(generated.source, "body")),

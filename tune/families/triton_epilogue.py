@@ -18,11 +18,11 @@ from tune_model.tune.relayout import TRANSPOSED, Layouts
 from tune_model.tune.search.order import thin
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
-from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, SizeOf, Slot, build_kernel
+from tune_model.tune.triton.launch import Argument, Constant, KernelPlan, Launch, Slot, build_kernel
 from tune_model.tune.triton.matmul_plan import transposed_weight
 from tune_model.tune.triton.matmul_space import with_layouts
 from tune_model.tune.triton.module import load_function
-from tune_model.tune.triton.row_source import pointwise_function
+from tune_model.tune.triton.row_source import element_count, pointwise_function
 
 __all__ = ["FAMILY", "REST_SHAPES", "TritonEpilogue", "rest_launch"]
 
@@ -108,14 +108,12 @@ def rest_launch(rest: RestKernel, names: Mapping[str, str], block: int, num_warp
     from tune_model.tune.triton.kernels import rows as kernels
 
     generated = pointwise_function(rest.nest, rest.form)
-    columns = rest.form.results[0].type.shape[-1:]
     arguments: dict[str, Argument] = {
         "operands": tuple(
             Slot(names.get(a.name, a.name), a.dtype, a.aligned) if isinstance(a, Slot) else a
             for a in generated.operands
         ),
-        # Accesses are wide only if their mask is known to change at multiples of 16 elements, for any number of rows.
-        "count": SizeOf(generated.extent, divisible=any(isinstance(n, int) and n % 16 == 0 for n in columns)),
+        "count": element_count(generated.extent, rest.form),
         "BLOCK": Constant(block),
         "PDL": Constant(False),
         "BODY": Constant(load_function(generated.source, "body")),

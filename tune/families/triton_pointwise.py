@@ -16,9 +16,9 @@ from tune_model.tune.loops.rounding import elide_rounding
 from tune_model.tune.search.order import LIMITS, thin, with_dependent_launch
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Options
-from tune_model.tune.triton.launch import Constant, KernelPlan, Launch, SizeOf, build_kernel
+from tune_model.tune.triton.launch import Constant, KernelPlan, Launch, build_kernel
 from tune_model.tune.triton.module import load_function
-from tune_model.tune.triton.row_source import pointwise_function
+from tune_model.tune.triton.row_source import element_count, pointwise_function
 
 __all__ = ["FAMILY", "TritonPointwise"]
 
@@ -88,8 +88,7 @@ class TritonPointwise:
         generated = pointwise_function(elide_rounding(nest), task.form)
         arguments = {
             "operands": generated.operands,
-            # Accesses are wide only if their mask is known to change at multiples of 16 elements.
-            "count": SizeOf(generated.extent, divisible=_elements(task, nest) % 16 == 0),
+            "count": element_count(generated.extent, task.form),
             "BLOCK": Constant(block),
             "PDL": Constant(bool(values["pdl"])),
             "BODY": Constant(load_function(generated.source, "body")),

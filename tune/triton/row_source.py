@@ -17,9 +17,9 @@ from tune_model.tune.loops.ir import Axis, Load, LoopNest, Node, Reduce, Store, 
 from tune_model.tune.loops.online import Pair, find_pairs, levels
 from tune_model.tune.triton.accumulate import Counts, Tile, Unit, join_first, join_second, start, take, whole
 from tune_model.tune.triton.emit import Operands, Printer, Space
-from tune_model.tune.triton.launch import Argument
+from tune_model.tune.triton.launch import Argument, SizeOf
 
-__all__ = ["Generated", "Loop", "RowPrinter", "needed_for", "pointwise_function", "row_function"]
+__all__ = ["Generated", "Loop", "RowPrinter", "element_count", "needed_for", "pointwise_function", "row_function"]
 
 _CACHE_BYTES: Final = 48 << 20
 """About what a second-level cache holds. A kernel that moves more should leave its results there, if they fit, and not
@@ -72,6 +72,18 @@ def pointwise_function(nest: LoopNest, form: Form) -> Generated:
     lines += [printer.store(store) for store in nest.stores]
     text = "@triton.jit\ndef body(index, count, operands):\n" + "".join(f"    {line}\n" for line in lines)
     return Generated(text, operands.arguments(), product(tuple(a.extent for a in nest.axes)))
+
+
+def element_count(extent: Dim, form: Form) -> SizeOf:
+    """Return a flat nest's number of elements as an argument.
+
+    Accesses are wide only if their mask is known to change at multiples of 16 elements. That is promised where it holds
+    for any rows, or a kernel tuned for 16 rows would not serve 5.
+    """
+    sizes = slot_sizes(form)
+    slots = (*form.parameters, *form.results)
+    one_row = sizes | {f"{slot.name}.size{axis}": 1 for slot in slots for axis in range(len(slot.type.shape) - 1)}
+    return SizeOf(extent, divisible=all(evaluate(extent, values) % 16 == 0 for values in (sizes, one_row)))
 
 
 def row_function(nest: LoopNest, form: Form, rows: int, block: int, loop: Loop | None = None) -> Generated:

@@ -4,7 +4,7 @@ import pytest
 from form_builder import FormBuilder, random_inputs
 from interpreted import interpret
 from nearness import assert_near
-from row_forms import normal_rope, rms_norm, rope
+from row_forms import gelu_chain, normal_rope, rms_norm, rope
 
 from tune_model.extract.task import NumericRules, Task
 from tune_model.runtime.program import Form
@@ -84,6 +84,16 @@ def test_gelu_and_broadcasts():
     x, row, column = b.input((7, 33)), b.input((7, 1)), b.input((33,))
     y = b.call("gelu.default", b.call("mul.Tensor", b.call("add.Tensor", x, column), row))
     check(b.form(y))
+
+
+@pytest.mark.parametrize("columns", [40, 48])
+def test_a_flat_kernel_serves_other_numbers_of_rows(columns: int):
+    """Of 16 x 40 elements it was promised a count that 5 x 40 does not keep."""
+    task, form = Task(gelu_chain(16, columns), NumericRules()), gelu_chain(5, columns)
+    plan = triton_pointwise.FAMILY.plan(task, (("block", 64), ("num_warps", 1), ("pdl", False)))
+    assert not isinstance(plan, Rejected), plan
+    inputs = random_inputs(form)
+    assert_near(form, inputs, interpret(plan, form, inputs))
 
 
 def test_tanh_gelu_in_bfloat16_rounds_where_aten_does():

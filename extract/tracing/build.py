@@ -141,8 +141,8 @@ def load_config(source: TransformersSource) -> Any:
     config = _load_config(source)
     quantised = getattr(config, "quantization_config", None)
     if quantised is not None:
-        fields = quantised if isinstance(quantised, Mapping) else vars(quantised)
-        stored = fields.get("quant_method", "other numbers")
+        fields = quantised if isinstance(quantised, Mapping) else {}
+        stored = fields.get("quant_method") or getattr(quantised, "quant_method", "other numbers")
         raise SourceError(
             f"its quantization_config says that the weights are stored as {stored}, which are not the weights that are"
             " traced; expected a model in float32, float16 or bfloat16 (for a checkpoint that was converted back, leave"

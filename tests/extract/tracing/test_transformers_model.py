@@ -158,6 +158,8 @@ def test_a_speech_model_takes_features_and_tokens():
             SourceError,
             "the weights are stored as mxfp4, which are not the weights that are traced",
         ),
+        (decoder("llama", quantization_config={}), SourceError, "the weights are stored as other numbers"),
+        (decoder("llama", quantization_config=[4]), SourceError, "the weights are stored as other numbers"),
         (decoder("llama", hidden_size="wide"), SourceError, "the llama config was refused by transformers"),
         (decoder("llama", num_attention_heads=5), SourceError, "hidden size|hidden_size"),
         (

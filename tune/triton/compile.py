@@ -187,5 +187,7 @@ def _explain(error: Exception, said: str) -> str:
     telling = re.compile(r"\b(error|failed|assert\w*|fatal)\b", re.IGNORECASE)
     lines = [line.strip() for line in said.splitlines() if telling.search(line)]
     cause = error.__cause__
-    parts = [f"{type(error).__name__}: {error}", *([f"{type(cause).__name__}: {cause}"] if cause else []), *lines[:5]]
+    # Of an error in a kernel's source Triton prints the source first, which may be long.
+    message = getattr(error, "error_message", None) or error
+    parts = [f"{type(error).__name__}: {message}", *([f"{type(cause).__name__}: {cause}"] if cause else []), *lines[:5]]
     return " | ".join(part[:_DETAIL_CHARACTERS] for part in parts)[: 3 * _DETAIL_CHARACTERS]

@@ -333,9 +333,10 @@ def attend(
                 best, total, acc = add_token(best, total, acc, score, value)
         if SINKS:  # noqa: SIM102 (as above)
             if high == position + 1:
+                score = sink
                 if APART:
-                    sink = tl.where(warp == 0, sink[None, :], float("-inf"))
-                best, total, acc = add_token(best, total, acc, sink, 0.0)
+                    score = tl.where(warp == 0, sink[None, :], float("-inf"))
+                best, total, acc = add_token(best, total, acc, score, 0.0)
 
         heads = head * GROUP + g
         in_group = g < GROUP

@@ -32,6 +32,19 @@ def wait_for_predecessor(PDL: tl.constexpr):
         cuda.gdc_wait()
 
 
+_MULTIPROCESSORS: tl.constexpr = tl.constexpr("mov.u32 $0, %nsmid;")
+
+
+@triton.jit
+def starts_early():
+    """Say whether this program may be on the device before its predecessor is done: those behind it find it done.
+
+    By threads alone: a multiprocessor has 2048 at most, whatever else limits what it holds.
+    """
+    multiprocessors = tl.inline_asm_elementwise(_MULTIPROCESSORS, "=r", [], dtype=tl.int32, is_pure=True, pack=1)
+    return tl.program_id(0) < multiprocessors * (2048 // cuda.num_threads())
+
+
 @triton.jit
 def ask(pointers, sizes, wanted, COUNT: tl.constexpr):
     """Ask the second-level cache for so many bytes from each of COUNT addresses that is wanted; waits for nothing.
@@ -58,21 +71,22 @@ def prefetch_weights(
 ):
     """Ask for the first AHEAD elements of k, from `first` on, of the BLOCK_N columns from `column` on, of each half."""
     element: tl.constexpr = w.dtype.element_ty.primitive_bitwidth // 8
-    if STRIDE_K == 1:
-        columns = column + tl.arange(0, BLOCK_N)
-        if N % BLOCK_N != 0:
-            columns = columns % N
-        begin = w + columns.to(tl.int64) * STRIDE_N + first
-        all_columns = columns >= 0
-        sizes = tl.full((BLOCK_N,), AHEAD * element, tl.int32)
-        ask(begin, sizes, all_columns, BLOCK_N)
-        if HALVES == 2:
-            ask(begin + N * STRIDE_N, sizes, all_columns, BLOCK_N)
-    else:
-        ks = first + tl.arange(0, AHEAD)
-        begin = w + ks.to(tl.int64) * STRIDE_K + column
-        all_rows = ks >= 0
-        sizes = tl.full((AHEAD,), BLOCK_N * element, tl.int32)
-        ask(begin, sizes, all_rows, AHEAD)
-        if HALVES == 2:
-            ask(begin + N, sizes, all_rows, AHEAD)
+    if starts_early():
+        if STRIDE_K == 1:
+            columns = column + tl.arange(0, BLOCK_N)
+            if N % BLOCK_N != 0:
+                columns = columns % N
+            begin = w + columns.to(tl.int64) * STRIDE_N + first
+            all_columns = columns >= 0
+            sizes = tl.full((BLOCK_N,), AHEAD * element, tl.int32)
+            ask(begin, sizes, all_columns, BLOCK_N)
+            if HALVES == 2:
+                ask(begin + N * STRIDE_N, sizes, all_columns, BLOCK_N)
+        else:
+            ks = first + tl.arange(0, AHEAD)
+            begin = w + ks.to(tl.int64) * STRIDE_K + column
+            all_rows = ks >= 0
+            sizes = tl.full((AHEAD,), BLOCK_N * element, tl.int32)
+            ask(begin, sizes, all_rows, AHEAD)
+            if HALVES == 2:
+                ask(begin + N, sizes, all_rows, AHEAD)

@@ -31,15 +31,12 @@ _SPLITS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _RESERVED_BYTES: Final = 8192
 """Of shared memory, beside the blocks that are fetched ahead."""
 
-_KEYS_PER_WARP_AT_LEAST: Final = 16
-"""Of each block, where warps take their own keys: a tensor core's step."""
+_UNEVEN: Final = 4
+"""Times as many splits where rows differ in length: else the device waits for the programs of the longest."""
 
-_PARTS_AT_MOST: Final = 128
-"""Partial results of a head; more would take as long to join as to make."""
-
-_MANY_PARTS: Final = 8
+_MANY_SPLITS: Final = 8
 _JOINED_COLUMNS: Final = 32
-"""Of a head with many parts, joined by one program of a warp or two: its loads all wait at the same time."""
+"""Of a head with many splits, joined by one program of a warp or two: its loads all wait at the same time."""
 
 _Values = dict[str, int | float | str | bool]
 
@@ -48,7 +45,7 @@ class TritonDecodeAttention:
     """See the module."""
 
     name = "triton_decode_attention"
-    version = 6
+    version = 7
     kinds: frozenset[FormKind] = frozenset({"attention"})
 
     def accepts(self, task: Task, target: Target) -> Rejected | None:
@@ -74,11 +71,13 @@ class TritonDecodeAttention:
         if isinstance(read, Rejected) or not isinstance(target, CudaTarget):
             return
         batch, kv_heads, keys = (size_of(read.k, axis) for axis in (0, 1, 2))
-        context = read.positions.values.high if read.positions is not None and read.positions.values else keys - 1
-        keys = min(keys, context + 1) if isinstance(context, int) else keys
+        values = read.positions.values if read.positions is not None else None
+        shortest, longest = (0, keys - 1) if values is None else (values.low, values.high)
+        keys = min(keys, longest + 1) if isinstance(longest, int) else keys
         ideal = max(1, target.sm_count // max(1, batch * kv_heads))
-        item_bytes = 4 if read.q.type.dtype == "float32" else 2
-        head_bytes = padded(size_of(read.q, 3)) * item_bytes
+        if batch > 1 and shortest != longest:
+            ideal *= _UNEVEN
+        head_bytes = padded(size_of(read.q, 3)) * (4 if read.q.type.dtype == "float32" else 2)
         spaces: list[Config] = []
         for splits, block_n, warps, stages in product(_SPLITS, (16, 32, 64, 128), (1, 2, 4, 8), (2, 3, 4)):
             # A warp takes 8 keys at least and 64 at most; keys and values fetched ahead share the block's memory.
@@ -90,11 +89,7 @@ class TritonDecodeAttention:
                 continue
             tile: Config = (("block_n", block_n), ("num_warps", warps), ("num_stages", stages))
             joins = (False, True) if splits > 1 else (False,)
-            # Products of float32 are none of the tensor cores', which give each warp its own.
-            splits_up = item_bytes == 2 and block_n // warps >= _KEYS_PER_WARP_AT_LEAST
-            is_offered = splits_up and warps > 1 and splits * warps <= _PARTS_AT_MOST
-            modes = product((False, True) if is_offered else (False,), joins)
-            spaces += [(("splits", splits), *tile, ("apart", apart), ("last_joins", last)) for apart, last in modes]
+            spaces += [(("splits", splits), *tile, ("last_joins", last)) for last in joins]
 
         def cost(config: Config) -> float:
             values = {name: int(value) for name, value in config}
@@ -104,7 +99,6 @@ class TritonDecodeAttention:
                 + 0.7 * abs(math.log2(values["num_warps"] / 4))
                 + 0.4 * abs(values["num_stages"] - 3)
                 + 0.2 * values["last_joins"]
-                + 0.1 * values["apart"]
             )
 
         overlaps = target.arch >= 90
@@ -232,9 +226,6 @@ def _plan(read: AttentionForm, made: HeadFunctions | None, config: _Values) -> K
         "PDL": Constant(bool(config["pdl"])),
         "AHEAD": Constant(block_n if config["prefetch"] else 0),
         "DENSE": Constant(_is_dense(read)),
-        "APART": Constant(bool(config["apart"])),
-        "WARPS": Constant(int(config["num_warps"])),
-        "PARTS": Constant(_parts(config)),
     }
     if _is_dense(read):
         arguments |= {"kc_stride_n": Constant(head_dim), "vc_stride_n": Constant(head_dim)}
@@ -247,39 +238,34 @@ def _plan(read: AttentionForm, made: HeadFunctions | None, config: _Values) -> K
     for name, source in (("QUERIES", made and made.queries), ("KEYS", made and made.keys)):
         arguments[name] = Constant(None if source is None else load_function(source, "body"))
     for name, place in (("partial_out", "ws0"), ("partial_max", "ws1"), ("partial_sum", "ws2")):
-        # Of one part nothing is partial: the result's own pointer fills the place.
-        arguments[name] = Slot(place, "float32") if _parts(config) > 1 else arguments["out"]
+        # Of one split nothing is partial: the result's own pointer fills the place.
+        arguments[name] = Slot(place, "float32") if splits > 1 else arguments["out"]
     arguments["counters"] = Slot("ws3", "int32") if config["last_joins"] else arguments["out"]
     plan = _launches(read, config, arguments, batch)
     return plan._replace(requires=_requirements(read, made))
-
-
-def _parts(config: _Values) -> int:
-    """Return how many partial results a head has."""
-    return int(config["splits"]) * (int(config["num_warps"]) if config["apart"] else 1)
 
 
 def _launches(read: AttentionForm, config: _Values, arguments: dict[str, Argument], batch: str) -> KernelPlan:
     from tune_model.tune.triton.kernels import decode_attention
 
     heads, kv_heads, head_dim = size_of(read.q, 1), size_of(read.k, 1), size_of(read.q, 3)
-    splits, parts = int(config["splits"]), _parts(config)
+    splits = int(config["splits"])
     pdl = bool(config["pdl"])
     options = Options(int(config["num_warps"]), int(config["num_stages"]), programmatic=pdl)
     launches = [Launch(decode_attention.attend, arguments, (splits, kv_heads, batch), options)]
     workspaces: tuple[Workspace, ...] = ()
-    if parts > 1 and not config["last_joins"]:
+    if splits > 1 and not config["last_joins"]:
         names = ("partial_out", "partial_max", "partial_sum", "positions", "out", "positions_stride_b")
         shared = {name: arguments[name] for name in (*names, "out_stride_b", "out_stride_h", "HEAD_DIM", "WINDOW")}
-        shared |= {name: arguments[name] for name in ("SPLITS", "PARTS", "BLOCK_N", "PDL")}
-        columns = min(_JOINED_COLUMNS, padded(head_dim)) if parts >= _MANY_PARTS else padded(head_dim)
-        shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(padded(parts, 1)), "BLOCK_D": Constant(columns)}
+        shared |= {name: arguments[name] for name in ("SPLITS", "BLOCK_N", "PDL")}
+        columns = min(_JOINED_COLUMNS, padded(head_dim)) if splits >= _MANY_SPLITS else padded(head_dim)
+        shared |= {"HEADS": Constant(heads), "BLOCK_S": Constant(padded(splits, 1)), "BLOCK_D": Constant(columns)}
         grid = (heads, batch, padded(head_dim) // columns)
         launches.append(
-            Launch(decode_attention.combine, shared, grid, Options(max(1, parts // 64), 1, programmatic=pdl))
+            Launch(decode_attention.combine, shared, grid, Options(max(1, splits // 64), 1, programmatic=pdl))
         )
-    if parts > 1:
-        rows = f"{batch}*{heads * parts}"
+    if splits > 1:
+        rows = f"{batch}*{heads * splits}"
         workspaces = (
             Workspace("ws0", "float32", f"{rows}*{head_dim}"),
             Workspace("ws1", "float32", rows),

@@ -41,6 +41,9 @@ ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _PREFETCHED_BYTES: Final = 32768
 """Per program."""
 
+_PREFETCHED_PER_WARP: Final = 2048
+"""Where programs need no shared memory, so that a multiprocessor holds as many of them as it has threads for."""
+
 _LONGEST_GRID: Final = 65535
 """Blocks in y and z."""
 
@@ -228,7 +231,7 @@ def _shared(product: Product) -> dict[str, Argument]:
     }
 
 
-def asked_ahead(product: Product, config: Config) -> int:
+def asked_ahead(product: Product, config: Config, most_bytes: int = _PREFETCHED_BYTES) -> int:
     """Return how many elements of k of its weights a program asks for before it waits for its predecessor.
 
     All programs together ask for a few megabytes: what memory delivers while one kernel ends and the next begins.
@@ -245,7 +248,7 @@ def asked_ahead(product: Product, config: Config) -> int:
     steps = -(-product.k // block_k)
     span = -(-steps // splits) * block_k
     shortest = product.k - (splits - 1) * span
-    most = min(shortest, _PREFETCHED_BYTES // (block_n * product.halves * element))
+    most = min(shortest, min(most_bytes, _PREFETCHED_BYTES) // (block_n * product.halves * element))
     if step == 1:
         whole = most * element // 16 * 16 // element
         return max(0, whole) if column * element % 16 == 0 else 0
@@ -284,7 +287,9 @@ def gemv_plan(product: Product, config: Config) -> KernelPlan:
         "UNROLL": Constant(int(values["unroll"])),
         "EVICTION": Constant("evict_first"),
         "PDL": Constant(bool(values["pdl"])),
-        "AHEAD": Constant(asked_ahead(product, config)),
+        "AHEAD": Constant(
+            asked_ahead(product, config, min(_PREFETCHED_BYTES, _PREFETCHED_PER_WARP * int(values["num_warps"])))
+        ),
         "EPILOGUE": epilogue,
     }
     rows = product.epilogue.m.extent

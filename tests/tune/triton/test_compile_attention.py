@@ -63,34 +63,6 @@ def test_the_cache_is_asked_for_before_the_predecessor_is_waited_for():
     assert re.search(rf"ld\.global\.b\d+ \{{[^}}]*\}}, \[ {early} \+ 0 \]", text[waited:])
 
 
-def loops(text: str) -> list[str]:
-    """Return the text between each label and a jump back to it."""
-    found = []
-    for jump in re.finditer(r"bra\s+(\$L__\w+);", text):
-        label = text.find(f"\n{jump[1]}:")
-        if -1 < label < jump.start():
-            found.append(text[label : jump.start()])
-    return found
-
-
-def test_warps_with_keys_of_their_own_meet_less_often():
-    form = decode_form(**LLAMA, batch=1, length=8448, context=(8191, 8191))
-    first = configs(DECODE, form)[0]
-    barriers = {}
-    for apart in (False, True):
-        config = tuple((name, apart if name == "apart" else value) for name, value in first)
-        assert config in configs(DECODE, form)
-        (loop,) = [part for part in loops(compiled(DECODE, form, config)[0]) if "mma.sync" in part]
-        barriers[apart] = loop.count("bar.sync")
-    # What the others have copied ahead has to be there, and to be done with.
-    assert barriers[True] == 2 < barriers[False]
-
-
-def test_products_of_float32_are_not_taken_apart():
-    form = decode_form(heads=32, kv_heads=8, head_dim=128, dtype="float32", batch=1, length=8448, context=(8191, 8191))
-    assert not [c for c in configs(DECODE, form) if ("apart", True) in c]
-
-
 @pytest.mark.parametrize("row", [128, 144])
 def test_how_far_slots_lie_apart_is_compiled_in_where_they_are_dense(row: int):
     form = decode_form(**LLAMA, batch=1, length=512, context=(500, 500), row=row)
@@ -98,6 +70,14 @@ def test_how_far_slots_lie_apart_is_compiled_in_where_they_are_dense(row: int):
     assert not isinstance(plan, Rejected)
     fixed = [r for r in plan.requires if isinstance(r, Within) and str(r.expression).endswith(".stride2")]
     assert fixed == ([Within(f"{name}.stride2", 128, 128) for name in ("a0", "a1")] if row == 128 else [])
+
+
+def test_rows_of_different_length_are_split_further():
+    alike, uneven = (
+        dict(configs(DECODE, decode_form(**LLAMA, batch=16, length=16384, context=context))[0])["splits"]
+        for context in ((14335, 14335), (2047, 14335))
+    )
+    assert (alike, uneven) == (1, 4)
 
 
 def test_a_cache_of_odd_rows_is_not_asked_for():
@@ -214,4 +194,4 @@ def test_parameters_are_spelled_alike():
     form = decode_form(**LLAMA)
     assert len({tuple(name for name, _ in c) for c in configs(DECODE, form)}) == 1
     names = [name for name, _ in configs(DECODE, form)[0]]
-    assert names == ["splits", "block_n", "num_warps", "num_stages", "apart", "last_joins", "pdl", "prefetch"]
+    assert names == ["splits", "block_n", "num_warps", "num_stages", "last_joins", "pdl", "prefetch"]

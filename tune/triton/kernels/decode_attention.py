@@ -8,9 +8,6 @@ kernel: the last split with work takes them from the token itself, ends its runn
 to the cache; no other program touches that slot. Queries and keys are read as they are, or made by generated functions
 (tune/triton/head_source): every split makes them again, which costs less than a kernel that makes them once.
 
-The warps of a program share each block of keys, or take a part of it each: then every warp has a softmax of its own,
-exchanges nothing with the others, and leaves a partial result of its own.
-
 The partial results of a row are joined by a second kernel, or by the program that arrives last.
 """
 
@@ -87,7 +84,7 @@ def ask_for_cache(
 
 
 @triton.jit
-def take_together(
+def take_keys(
     qs,
     k_base,
     v_base,
@@ -103,7 +100,7 @@ def take_together(
     BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attend over the cached keys from `low` to `high`, the warps sharing each block.
+    """Attend over the cached keys from `low` to `high`.
 
     Returns:
         The largest logit (finite, so that scores of -inf weigh nothing), the sum of the weights, the weighted values.
@@ -132,63 +129,12 @@ def take_together(
 
 
 @triton.jit
-def take_apart(
-    qs,
-    k_base,
-    v_base,
-    low,
-    high,
-    kc_stride_n,
-    vc_stride_n,
-    HEAD_DIM: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WARPS: tl.constexpr,
-):
-    """Do as `take_together`, each of the WARPS with a part of each block.
-
-    Triton gives the batches of a tensor cores' product to different warps.
-
-    Returns:
-        As `take_together`, for each warp.
-    """
-    d = tl.arange(0, BLOCK_D)
-    in_row = d < HEAD_DIM
-    part: tl.constexpr = BLOCK_N // WARPS
-    own = tl.arange(0, WARPS)[:, None] * part + tl.arange(0, part)[None, :]
-    qs = tl.broadcast_to(qs[None, :, :], (WARPS, BLOCK_G, BLOCK_D))
-    best = tl.full((WARPS, BLOCK_G), -1e38, tl.float32)
-    total = tl.zeros((WARPS, BLOCK_G), tl.float32)
-    acc = tl.zeros((WARPS, BLOCK_G, BLOCK_D), tl.float32)
-    for n in tl.range(low, high, BLOCK_N):
-        keys = n + own
-        inside = keys < high
-        k_pointers = k_base + keys.to(tl.int64)[:, None, :] * kc_stride_n + d[None, :, None]
-        ks = tl.load(k_pointers, mask=inside[:, None, :] & in_row[None, :, None], other=0.0)
-        scores = cap_scores(tl.dot(qs, ks, input_precision=PRECISION), SCALE, SOFTCAP)
-        scores = tl.where(inside[:, None, :], scores, float("-inf"))
-        better = tl.maximum(best, tl.max(scores, axis=2))
-        weights = tl.exp2(scores - better[:, :, None])
-        decay = tl.exp2(best - better)
-        v_pointers = v_base + keys.to(tl.int64)[:, :, None] * vc_stride_n + d[None, None, :]
-        vs = tl.load(v_pointers, mask=inside[:, :, None] & in_row[None, None, :], other=0.0)
-        acc = tl.dot(weights.to(vs.dtype), vs, acc * decay[:, :, None], input_precision=PRECISION)
-        total = total * decay + tl.sum(weights, axis=2)
-        best = better
-    return best, total, acc
-
-
-@triton.jit
 def add_token(best, total, acc, score, value):
-    """Put one more key into running softmaxes, one for each of the leading indices; `value` is a row of `acc`."""
+    """Put one more key into the running softmaxes; `value` is a row of `acc`."""
     better = tl.maximum(best, score)
     weight = tl.exp2(score - better)
     decay = tl.exp2(best - better)
-    acc = acc * tl.expand_dims(decay, -1) + tl.expand_dims(weight, -1) * value
+    acc = acc * decay[:, None] + weight[:, None] * value
     return better, total * decay + weight, acc
 
 
@@ -199,8 +145,8 @@ def leave_part(
     """Store partial results at their places."""
     tl.store(partial_max + places, best, mask=in_group)
     tl.store(partial_sum + places, total, mask=in_group)
-    pointers = partial_out + tl.expand_dims(places, -1) * HEAD_DIM + columns
-    tl.store(pointers, acc, mask=tl.expand_dims(in_group, -1) & in_row)
+    pointers = partial_out + places[:, None] * HEAD_DIM + columns[None, :]
+    tl.store(pointers, acc, mask=in_group[:, None] & in_row[None, :])
 
 
 @triton.jit
@@ -251,13 +197,10 @@ def attend(
     PDL: tl.constexpr,
     AHEAD: tl.constexpr,
     DENSE: tl.constexpr,
-    APART: tl.constexpr,
-    WARPS: tl.constexpr,
-    PARTS: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Attend over one split; with more PARTS than one, leave partial results for `combine`, or join all if the last."""
+    """Attend over one split; of several, leave partial results for `combine`, or join all if the last."""
     split = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
@@ -283,7 +226,6 @@ def attend(
     in_row = d < HEAD_DIM
     in_d = in_row[None, :]
     in_g = (g < GROUP)[:, None]
-    warp = tl.arange(0, WARPS)[:, None]
     if QUERIES is None:
         q_pointers = q + row64 * q_stride_b + (head * GROUP + g)[:, None] * q_stride_h + d[None, :]
         qs = tl.load(q_pointers, mask=in_g & in_d, other=0.0)
@@ -309,16 +251,10 @@ def attend(
         high = tl.minimum(low + span, position + 1)
         cached = tl.minimum(high, position) if APPEND else high
 
-        if APART:
-            best, total, acc = take_apart(
-                qs, k_base, v_base, low, cached, kc_stride_n, vc_stride_n,
-                HEAD_DIM, SCALE, SOFTCAP, BLOCK_G, BLOCK_N, BLOCK_D, PRECISION, WARPS,
-            )  # fmt: skip
-        else:
-            best, total, acc = take_together(
-                qs, k_base, v_base, low, cached, kc_stride_n, vc_stride_n,
-                HEAD_DIM, SCALE, SOFTCAP, BLOCK_G, BLOCK_N, BLOCK_D, PRECISION,
-            )  # fmt: skip
+        best, total, acc = take_keys(
+            qs, k_base, v_base, low, cached, kc_stride_n, vc_stride_n,
+            HEAD_DIM, SCALE, SOFTCAP, BLOCK_G, BLOCK_N, BLOCK_D, PRECISION,
+        )  # fmt: skip
         if APPEND:  # noqa: SIM102 (one is the compiler's, one the kernel's)
             # After the loop, whose first loads would else wait for the new token's.
             if high == position + 1:
@@ -326,28 +262,16 @@ def attend(
                 tl.store(k_base + slot * kc_stride_n + d, kn, mask=in_row)
                 tl.store(v_base + slot * vc_stride_n + d, vn, mask=in_row)
                 score = cap_scores(tl.sum(qs.to(tl.float32) * kn.to(tl.float32)[None, :], axis=1), SCALE, SOFTCAP)
-                value = vn.to(tl.float32)
-                if APART:  # one of the warps takes it; for the others it weighs nothing, and must not be infinite
-                    score = tl.where(warp == 0, score[None, :], float("-inf"))
-                    value = tl.where(tl.expand_dims(warp == 0, -1), value[None, None, :], 0.0)
-                best, total, acc = add_token(best, total, acc, score, value)
+                best, total, acc = add_token(best, total, acc, score, vn.to(tl.float32)[None, :])
         if SINKS:  # noqa: SIM102 (as above)
             if high == position + 1:
-                score = sink
-                if APART:
-                    score = tl.where(warp == 0, sink[None, :], float("-inf"))
-                best, total, acc = add_token(best, total, acc, score, 0.0)
+                best, total, acc = add_token(best, total, acc, sink, 0.0)
 
         heads = head * GROUP + g
         in_group = g < GROUP
-        places = (row64 * (KV_HEADS * GROUP) + heads) * PARTS
-        if APART:
-            places = places[None, :] + split * WARPS + warp
-            in_group = in_group[None, :]
-        else:
-            places += split
+        places = (row64 * (KV_HEADS * GROUP) + heads) * SPLITS + split
         used = tl.cdiv(position + 1 - start, span)
-        if PARTS == 1 or (LAST_JOINS and not APART and used == 1):
+        if SPLITS == 1 or (LAST_JOINS and used == 1):
             out_pointers = out + row64 * out_stride_b + heads[:, None] * out_stride_h + d[None, :]
             tl.store(out_pointers, over(acc, total[:, None]).to(out.dtype.element_ty), mask=in_g & in_d)
         else:
@@ -365,8 +289,7 @@ def attend(
                     out_base = out + row64 * out_stride_b + head * GROUP * out_stride_h
                     join_group(
                         partial_out, partial_max, partial_sum, out_base, first,
-                        used * WARPS if APART else used, out_stride_h,
-                        GROUP, HEAD_DIM, PARTS, BLOCK_D,
+                        used, out_stride_h, GROUP, HEAD_DIM, SPLITS, BLOCK_D,
                     )  # fmt: skip
                     tl.store(counter, 0)
 
@@ -382,7 +305,7 @@ def join_group(
     out_stride_h,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Join the used parts of all heads of a group; `first` is the number of its first head.
@@ -391,11 +314,11 @@ def join_group(
     but each other, and few parts are one step.
     """
     members: tl.constexpr = triton.next_power_of_2(GROUP)
-    step_size: tl.constexpr = max(1, min(PARTS, 64 // members))
+    step_size: tl.constexpr = max(1, min(SPLITS, 64 // members))
     m = tl.arange(0, members)[:, None]
     s = tl.arange(0, step_size)[None, :]
     d = tl.arange(0, BLOCK_D)[None, None, :]
-    places = (first + m) * PARTS + s
+    places = (first + m) * SPLITS + s
     top = tl.full((members, 1), -1e38, tl.float32)
     total = tl.zeros((members, 1), tl.float32)
     acc = tl.zeros((members, BLOCK_D), tl.float32)
@@ -432,7 +355,6 @@ def combine(
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
-    PARTS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -450,10 +372,10 @@ def combine(
     span = blocks_per_split(keys, SPLITS, BLOCK_N) * BLOCK_N
     s = tl.arange(0, BLOCK_S)
     d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
-    used = (s < PARTS) & (s // (PARTS // SPLITS) * span < keys)
-    places = (row64 * HEADS + head) * PARTS + s
+    used = (s < SPLITS) & (s * span < keys)
+    places = (row64 * HEADS + head) * SPLITS + s
     # All parts are asked for beside the position that says which of them were written.
-    there = s < PARTS
+    there = s < SPLITS
     best = tl.where(used, tl.load(partial_max + places, mask=there, other=0.0), float("-inf"))
     sums = tl.where(used, tl.load(partial_sum + places, mask=there, other=0.0), 0.0)
     inside = there[:, None] & (d < HEAD_DIM)[None, :]

@@ -30,13 +30,7 @@ def check(form, config, tolerance, positions=None, change=None):
         assert torch.equal(mine[cache].double(), expected_inputs[cache].double())
 
 
-TILE = {"num_warps": 4, "num_stages": 2, "apart": False, "last_joins": False, "pdl": False, "prefetch": False}
-
-
-@pytest.fixture(params=[False, True], ids=["together", "apart"], autouse=True)
-def apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """All of it holds whether the warps share a block of keys or take a part of it each."""
-    monkeypatch.setitem(TILE, "apart", request.param)
+TILE = {"num_warps": 4, "num_stages": 2, "last_joins": False, "pdl": False, "prefetch": False}
 
 
 @pytest.mark.parametrize(("splits", "last_joins"), [(1, False), (5, False), (16, False), (4, True), (16, True)])

@@ -69,7 +69,7 @@ class FootprintFacts(msgspec.Struct, frozen=True):
         at: Label of the candidate it stood on.
         at_us: Its time; `None` when it was out.
         tried: How many candidates were asked for the first time here.
-        around: `neighbours` (one parameter) or `diagonals` (two at once).
+        around: `neighbours` (one parameter), `diagonals` (two at once) or `switches` (of the fastest).
         to: Label of where it went; empty when nothing around was faster.
         moved: What changed on the way: `num_warps 4 -> 8`.
     """

@@ -43,11 +43,16 @@ CLIMBS_AT_MOST = {Effort.QUICK: 0, Effort.BALANCED: 24}
 Builds are what a search on a GPU waits for.
 """
 
-_LINKED = ("pdl", "prefetch")
-"""Parameters that are one decision: what is asked for before a predecessor is done needs a dependent launch."""
+_LINKED = (("pdl", "prefetch"), ("pdl", "last_joins"))
+"""Parameters that are also moved together: what is asked for before a predecessor is done needs a dependent launch, and
+a second launch that joins partial results costs little where it is a dependent one."""
 
 _FAR = 3
 """A descent that starts again begins at least so many notches from everything that was timed."""
+
+
+Look = Literal["neighbours", "diagonals", "switches"]
+"""How far a footprint looked."""
 
 
 class Tried(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,14 +68,14 @@ class Footprint(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         descent: 0 for the first, then one more for each restart.
         at: Where it stood; without a time when that configuration is out.
-        around: How far it looked: one parameter, or two at once.
+        around: How far it looked: one parameter, two at once, or the switches of the fastest.
         tried: What was asked for the first time here, in order.
         to: Where it went; `None` when nothing around was faster.
     """
 
     descent: int
     at: Tried
-    around: Literal["neighbours", "diagonals"]
+    around: Look
     tried: tuple[Tried, ...]
     to: Config | None = None
 
@@ -81,13 +86,16 @@ class Rules(msgspec.Struct, frozen=True):
     Attributes:
         threshold: A move must gain at least this share, or noise would keep it walking.
         diagonals: Where no parameter alone gains, try all pairs before stopping.
+        switches: Then turn the switches (parameters that are on or off) of so many, the fastest that were timed: how a
+            kernel is launched changes its time alike for many tiles, so the next best with it may be the best.
         restarts: How often to begin again, far from everything that was timed.
         hopeless: A restart ends where it stands this share slower than the best of all; `None` lets it walk on.
         most: It ends when it has asked for so many configurations; `None` lets it walk on.
     """
 
-    threshold: float = 0.01
+    threshold: float = 0.003
     diagonals: bool = False
+    switches: int = 0
     restarts: int = 0
     hopeless: float | None = None
     most: int | None = None
@@ -95,8 +103,8 @@ class Rules(msgspec.Struct, frozen=True):
 
 _BY_EFFORT = {
     Effort.QUICK: Rules(),
-    Effort.BALANCED: Rules(restarts=1, hopeless=0.1),
-    Effort.THOROUGH: Rules(diagonals=True, restarts=3),
+    Effort.BALANCED: Rules(switches=3, restarts=1, hopeless=0.1),
+    Effort.THOROUGH: Rules(diagonals=True, switches=3, restarts=3),
 }
 
 
@@ -192,15 +200,22 @@ class _Space:
         others = values[max(at - 1, 0) : at] + values[at + 1 : at + 2]
         return [(*config[:place], (name, other), *config[place + 1 :]) for other in others]
 
-    def _linked(self, config: Config) -> list[Config]:
-        """Move the linked parameters together."""
-        places = [place for place, (name, _) in enumerate(config) if name in _LINKED]
-        if len(places) < len(_LINKED):
-            return []
-        moved: list[Config] = [config]
+    def _together(self, config: Config, places: Iterable[int]) -> list[Config]:
+        moved = [config]
         for place in places:
             moved = [further for one in moved for further in self._moves(one, place)]
         return moved
+
+    def _linked(self, config: Config) -> list[Config]:
+        """Move linked parameters together."""
+        names = [name for name, _ in config]
+        pairs = [[names.index(name) for name in pair] for pair in _LINKED if set(pair) <= set(names)]
+        return [moved for places in pairs for moved in self._together(config, places)]
+
+    def switched(self, config: Config) -> list[Config]:
+        """Return the legal configurations that differ in one switch."""
+        switches = [place for place, (_, value) in enumerate(config) if isinstance(value, bool)]
+        return [c for place in switches for c in self._moves(config, place) if c in self.places]
 
     def around(self, config: Config, parameters: int) -> list[Config]:
         """Return the legal configurations that differ in so many parameters by one notch each.
@@ -209,10 +224,7 @@ class _Space:
         """
         found: set[Config] = set()
         for places in combinations(range(len(config)), parameters):
-            moved: Iterable[Config] = [config]
-            for place in places:
-                moved = [further for one in moved for further in self._moves(one, place)]
-            found.update(moved)
+            found.update(self._together(config, places))
         if parameters == 1:
             found.update(self._linked(config))
         return sorted((c for c in found if c in self.places), key=lambda c: self.places[c])
@@ -251,6 +263,10 @@ class _Walker:
             here = self._step(here, number)
             if number > 0 and here is not None and self._is_hopeless(here):
                 return
+
+    def _fastest(self, count: int) -> list[Config]:
+        known = {c: t for c, t in self.times.items() if t is not None}
+        return sorted(known, key=lambda c: known[c])[:count]
 
     def far_from_all(self) -> Config | None:
         """Return the likeliest configuration that is far from everything timed."""
@@ -301,6 +317,12 @@ class _Walker:
             around, tried = self._look(here, 2)
             to = self._faster(here, around)
             self._note(number, here, "diagonals", tried, to)
+        if to is None and self.rules.switches:
+            turned = [c for fast in self._fastest(self.rules.switches) for c in self.space.switched(fast)]
+            tried = self._measure(list(dict.fromkeys(turned)))
+            to = self._faster(here, [c.config for c in tried])
+            if tried:
+                self._note(number, here, "switches", tried, to)
         return to
 
     def _faster(self, here: Config, around: Sequence[Config]) -> Config | None:
@@ -316,7 +338,7 @@ class _Walker:
         self,
         number: int,
         here: Config,
-        around: Literal["neighbours", "diagonals"],
+        around: Look,
         tried: tuple[Tried, ...],
         to: Config | None,
     ) -> None:

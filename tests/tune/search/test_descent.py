@@ -117,6 +117,43 @@ def test_diagonals_walk_along_a_ridge():
     assert [step.around for step in footprints[:2]] == ["neighbours", "diagonals"]
 
 
+SWITCHED: list[Config] = [
+    (("splits", splits), ("last_joins", last), ("pdl", pdl))
+    for splits, last, pdl in itertools.product((1, 2, 4), (False, True), (False, True))
+]
+
+
+def test_who_joins_is_decided_together_with_a_dependent_launch():
+    """Alone each of them loses, as for the sum of eight long rows on an H200."""
+
+    def time(config: Config) -> float:
+        splits, last, pdl = (int(value) for _, value in config)
+        return {(1, 0): 2.4, (1, 1): 2.7, (0, 0): 2.6, (0, 1): 2.1}[last, pdl] + 0.1 * abs(splits - 2)
+
+    start = (("splits", 2), ("last_joins", True), ("pdl", False))
+    best = (("splits", 2), ("last_joins", False), ("pdl", True))
+    assert descend(start, SWITCHED, time, ignore).found[0] == best
+
+
+def test_the_switches_of_the_next_best_are_turned():
+    """A softmax of many short rows on an H200: the tile that a dependent launch suits best comes second without it."""
+    space: list[Config] = [(("x", x), ("pdl", pdl)) for x, pdl in itertools.product(range(6), (False, True))]
+    times = {(0, 0): 6.40, (1, 0): 6.29, (2, 0): 6.50, (3, 0): 6.30, (3, 1): 5.92, (1, 1): 6.40}
+
+    def time(config: Config) -> float:
+        x, pdl = (int(value) for _, value in config)
+        return times.get((x, pdl), 7.0)
+
+    start = (("x", 1), ("pdl", False))
+    known = [start, (("x", 3), ("pdl", False))]
+    assert descend(start, space, time, ignore).found[0] == start
+    near = [c for c in space if c[0][1] != 2]  # 3 is the next notch of 1 here
+    found, footprints = descend(start, near, time, ignore, Rules(switches=2))
+    assert found[0] == (("x", 3), ("pdl", True))
+    assert [step.around for step in footprints][:2] == ["neighbours", "switches"]
+    assert {c.config for c in footprints[1].tried} <= {(*c[:1], ("pdl", True)) for c in known}
+
+
 def hills(config: Config) -> float:
     """Two valleys; the one at the far end is deeper."""
     x, y = (int(value) for _, value in config)

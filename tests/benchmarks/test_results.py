@@ -154,6 +154,17 @@ def test_sentences_about_reductions():
     assert_says(said[3], 100 * (1 / min(row["ratio"] for row in rows) - 1))
     assert_says(said[4], summary["geomean_fused_vs_eager"])
     assert_says(said[5], 100 * summary["min_share_of_copy_bandwidth"])
+    regret = sorted((row["regret"], row["row"].split()[0]) for row in rows_of("reductions.h200", "regret"))
+    said = re.search(
+        r"On (\d+) reductions every kernel .*? asked for (\d+) % of them: (\d+) choices were at most ([\d.]+) % slower "
+        r"than the best, a (\w+) of 2 us ([\d.]+) % and an (\w+) of 4 us ([\d.]+) %",
+        PROSE,
+    )
+    assert said is not None
+    assert (int(said[1]), int(said[3])) == (len(regret), len(regret) - 2)
+    assert_says(said[2], 100 * summary["measurements_share"])
+    assert_says(said[4], 100 * regret[-3][0])
+    assert [(said[5], said[6]), (said[7], said[8])] == [(name, f"{100 * value:.1f}") for value, name in regret[-2:]]
 
 
 def test_sentences_about_attention():
@@ -182,7 +193,7 @@ def test_sentences_about_attention():
 def test_sentences_about_tuning():
     summary = result("llama-3-8b-tuning.h200").summary
     said = re.search(
-        r"Tuning took (\d+) s .*?: (\d+) tasks, (\d+) kernels built, (\d+) measurements, (\d+) tasks where the library",
+        r"Tuning took (\d+) s .*?: (\d+) tasks, (\d+) kernels built, (\d+) measurements, (\d+) task where the library",
         PROSE,
     )
     assert said is not None
@@ -252,7 +263,7 @@ def test_every_script_is_described_and_has_results_on_a_gpu_or_is_said_to_have_n
     assert measured >= scripts
     for script in scripts:
         assert f"`benchmarks/{script}.py" in PAGE or f"## `{script}.py`" in PAGE, script
-    (missing,) = re.findall(r"No figures of a GPU have been committed yet of\s+(.*?),\s+and none of\s", PAGE, re.DOTALL)
+    (missing,) = re.findall(r"No figures of a GPU have been committed yet of\s+(.*?)\.\n", PAGE, re.DOTALL)
     on_gpu = {read_result(path).benchmark for path in RESULTS.glob("*.h200.json")}
     assert set(re.findall(r"`benchmarks/(\w+)\.py`", missing)) == scripts - on_gpu - {"models", "regions"}
 

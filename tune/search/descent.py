@@ -43,9 +43,10 @@ CLIMBS_AT_MOST = {Effort.QUICK: 0, Effort.BALANCED: 24}
 Builds are what a search on a GPU waits for.
 """
 
-_LINKED = (("pdl", "prefetch"), ("pdl", "last_joins"))
-"""Parameters that are also moved together: what is asked for before a predecessor is done needs a dependent launch, and
-a second launch that joins partial results costs little where it is a dependent one."""
+_LINKED = (("pdl", "prefetch"), ("pdl", "last_joins"), ("splits", "num_warps"))
+"""Parameters that are also moved together: what is asked for before a predecessor is done needs a dependent launch; a
+second launch that joins partial results costs little where it is a dependent one; fewer programs need fewer warps each
+where what a warp takes stays the same. Numbers move in the same direction."""
 
 _FAR = 3
 """A descent that starts again begins at least so many notches from everything that was timed."""
@@ -103,7 +104,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 _BY_EFFORT = {
     Effort.QUICK: Rules(),
-    Effort.BALANCED: Rules(switches=3, restarts=1, hopeless=0.1),
+    Effort.BALANCED: Rules(switches=3, restarts=1, hopeless=0.15),
     Effort.THOROUGH: Rules(diagonals=True, switches=3, restarts=3),
 }
 
@@ -208,9 +209,14 @@ class _Space:
 
     def _linked(self, config: Config) -> list[Config]:
         """Move linked parameters together."""
-        names = [name for name, _ in config]
-        pairs = [[names.index(name) for name in pair] for pair in _LINKED if set(pair) <= set(names)]
-        return [moved for places in pairs for moved in self._together(config, places)]
+        here = dict(config)
+        names = list(here)
+        found: list[Config] = []
+        for pair in _LINKED:
+            if set(pair) <= set(names):
+                moved = self._together(config, [names.index(name) for name in pair])
+                found += [c for c in moved if len({_direction(here[name], dict(c)[name]) for name in pair}) == 1]
+        return found
 
     def switched(self, config: Config) -> list[Config]:
         """Return the legal configurations that differ in one switch."""
@@ -236,6 +242,13 @@ class _Space:
             values = self.notches[name]
             steps += abs(values.index(here) - values.index(there))
         return steps
+
+
+def _direction(before: float | str | bool, after: float | str | bool) -> int:
+    """Return 1 for a larger number and for every switch that is turned, else -1."""
+    if isinstance(before, (bool, str)) or isinstance(after, str):
+        return 1
+    return 1 if after > before else -1
 
 
 class _Walker:

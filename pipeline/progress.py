@@ -18,6 +18,7 @@ from tune_model.tune.events import (
     Event,
     RecordsDamaged,
     StepTimed,
+    StepTurned,
     TaskDone,
     TaskStarted,
     TuneFinished,
@@ -138,11 +139,8 @@ class PlainReport(Report):
                 return (
                     f"{self.labels.get(event.task, event.task)}: {label(event.candidate)} did not hold: {event.detail}"
                 )
-            case StepTimed(task=""):
-                return (
-                    f"{event.step}: the whole step {time_text(event.median_us)}, with torch's operators "
-                    f"{time_text(event.baseline_us)}, {event.gain:.2f}x"
-                )
+            case StepTimed(task="") | StepTurned():
+                return f"{event.step}: the whole step {_step_text(event)}"
             case RecordsDamaged():
                 return f"records were damaged: set aside as {event.moved_to}, {event.rescued} rows rescued"
             case TuneFinished():
@@ -150,6 +148,14 @@ class PlainReport(Report):
                 return f"{event.builds} builds, {event.measured} measurements in {event.seconds:.1f} s{early}"
             case _:
                 return ""
+
+
+def _step_text(event: StepTimed | StepTurned) -> str:
+    before = time_text(event.baseline_us)
+    if isinstance(event, StepTurned):
+        launches = f"other launches of {len(event.tasks)} kernels"
+        return f"{time_text(event.median_us)} with {launches}, {before} before, {event.gain:.3f}x"
+    return f"{time_text(event.median_us)}, with torch's operators {before}, {event.gain:.2f}x"
 
 
 class TerminalReport(PlainReport):

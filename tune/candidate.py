@@ -52,7 +52,7 @@ REASONS: Final = frozenset(
         "step",
     }
 )
-"""Why a candidate may be out (docs/artifact.md says what each means); the last three are about finalists."""
+"""Why a candidate may be out (docs/artifact.md says what each means); the last three are about winners."""
 
 TRANSIENT_REASONS: Final = frozenset({"timeout", "crash", "out of memory"})
 """Of a `Rejected`: what a busy machine or a full memory may cause as well as the candidate. Such a failure costs a

@@ -1,7 +1,8 @@
 """What the tuner tells while it runs. Types only; the pipeline draws them and computes the remaining time.
 
 Order: `TuneStarted`, then per task `TaskStarted`, any number of `CandidateDone`, `TaskDone`; then `ChoiceConfirmed` for
-every new winner, `StepTimed` for whole programs; last `TuneFinished`.
+every new winner, `StepTimed` and
+`StepTurned` for whole programs; last `TuneFinished`.
 """
 
 from typing import Literal
@@ -16,6 +17,7 @@ __all__ = [
     "Event",
     "RecordsDamaged",
     "StepTimed",
+    "StepTurned",
     "TaskDone",
     "TaskStarted",
     "TuneFinished",
@@ -144,6 +146,24 @@ class StepTimed(msgspec.Struct, frozen=True, tag="step timed"):
     task: str = ""
 
 
+class StepTurned(msgspec.Struct, frozen=True, tag="step turned"):
+    """A whole program is faster when some of its kernels start in another way than the one that was faster alone.
+
+    Attributes:
+        step: `decode batch=1 context=1024`.
+        median_us: With these forms.
+        baseline_us: With the winners of the races.
+        gain: baseline / these forms.
+        tasks: Keys of the tasks whose kernels they are.
+    """
+
+    step: str
+    median_us: float
+    baseline_us: float
+    gain: float
+    tasks: tuple[str, ...]
+
+
 class RecordsDamaged(msgspec.Struct, frozen=True, tag="records damaged"):
     """The records database could not be read and was set aside.
 
@@ -175,5 +195,13 @@ class TuneFinished(msgspec.Struct, frozen=True, tag="tune finished"):
 
 
 Event = (
-    TuneStarted | TaskStarted | CandidateDone | TaskDone | ChoiceConfirmed | StepTimed | RecordsDamaged | TuneFinished
+    TuneStarted
+    | TaskStarted
+    | CandidateDone
+    | TaskDone
+    | ChoiceConfirmed
+    | StepTimed
+    | StepTurned
+    | RecordsDamaged
+    | TuneFinished
 )

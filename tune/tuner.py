@@ -9,7 +9,7 @@
 4. Settle the weight layouts over all tasks that read a weight; that decides each task's winner. New winners are
    measured again in a fresh process; where one does not hold, settle again.
 5. Time whole programs with the choices (not at effort quick); one without which a step is faster is out, and the rest
-   is settled again.
+   is settled again. Let kernels start in the way that makes the step fastest.
 6. Fetch the winners' machine code from the store.
 
 Nothing is decided from memory: choices are assembled from the records, so a second run gives the same bytes.
@@ -45,7 +45,9 @@ from tune_model.tune.search.groupings import choose_grouping
 from tune_model.tune.search.guard import Guard
 from tune_model.tune.search.invariance import Entry, is_bound, served_at_every_size, settle_invariant
 from tune_model.tune.search.layouts import Settlement
+from tune_model.tune.search.linkage import Linkage
 from tune_model.tune.search.race import beats, select_winner
+from tune_model.tune.search.steps import Steps
 from tune_model.tune.search.whole_program import WholeProgram
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.workshop import InterruptedRaceError, Workshop
@@ -109,7 +111,7 @@ def tune_with(plan: Plan, shop: Workshop, steps: StepTimer | None = None) -> Tun
 class _Run:
     """One run over a plan."""
 
-    def __init__(self, plan: Plan, shop: Workshop, steps: StepTimer | None) -> None:
+    def __init__(self, plan: Plan, shop: Workshop, timer: StepTimer | None) -> None:
         self.plan = plan
         self.shop = shop
         self.stopped: Literal["", "budget", "interrupted"] = ""
@@ -121,9 +123,10 @@ class _Run:
         self.own = {task.key for task in plan.tasks}
         self.order = sorted(self.contests, key=lambda c: -c.planned.weight * call_us(c.planned, shop.target))
         self._put_rivals_last()
-        self.steps = steps
+        self.steps = None if timer is None else Steps(shop, timer)
         self.guard = Guard(plan, shop)
         self.whole: WholeProgram | None = None
+        self.linkage: Linkage | None = None
 
     def _put_rivals_last(self) -> None:
         """Race what only another grouping has when everything else was: whatever ends the run costs that first."""
@@ -186,7 +189,10 @@ class _Run:
         for contest, task in zip(self.contests, self.plan.tasks, strict=True):
             contest.planned = task  # the same task, with this plan's weight and sites
         self.guard = Guard(self.plan, self.shop)
-        self.whole = None if self.steps is None else WholeProgram(self.plan, self.shop, self.steps)
+        if self.steps is not None:
+            self.steps.attend(self.contests)
+            self.whole = WholeProgram(self.plan, self.shop, self.steps)
+            self.linkage = Linkage(self.shop, self.steps)
 
     def _bind(self, settlement: Settlement, bound: Mapping[str, Contest]) -> Settlement:
         """Give the tasks that must be invariant one candidate per form, which is right on other inputs too.
@@ -208,18 +214,37 @@ class _Run:
         return msgspec.structs.replace(settlement, winners=winners)
 
     def _time_steps(self, settlement: Settlement, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
-        """Time whole programs, and settle again without the choices that make one slower."""
-        if self.whole is None:
+        """Time whole programs: leave out the choices that make one slower, then let kernels start as suits the step."""
+        if self.steps is None or self.linkage is None:
             return settlement
-        self.whole.attend(self.contests)
+        settlement = self._examine(settlement, finals)
+        turned = self.linkage.turn(settlement)
+        if not turned:
+            return settlement
+        self.steps.close()
+        wished = {key: (finals[key][0], form) for key, form in turned.items()}
+        settlement = self._settle({**finals, **wished})
+        # Measured beside the extern a form may be wrong, or lose to it: then the task's own winner stays.
+        lost = [key for key, form in turned.items() if settlement.winners[key].candidate != form.candidate]
+        self.linkage.keep(lost)
+        finals = {**finals, **{key: pair for key, pair in wished.items() if key not in lost}}
+        return self._examine(self._settle(finals) if lost else settlement, finals)
+
+    def _examine(self, settlement: Settlement, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
+        if self.steps is None or self.whole is None:
+            return settlement
         self.shop.device.close()  # a model as a whole needs the memory, and so do tasks
         while not self.whole.examine(settlement):
-            self.whole.close()
-            out = {key: self.whole.dropped(key) for key in finals}
-            left = {key: [f for f in final if f.candidate not in out[key]] for key, final in finals.items()}
-            settlement = self.guard.settle(left, may_measure=self.stopped != "interrupted")
+            self.steps.close()
+            settlement = self._settle(finals)
             self.shop.device.close()
         return settlement
+
+    def _settle(self, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
+        """Settle with what may still win."""
+        out = {key: frozenset() if self.whole is None else self.whole.dropped(key) for key in finals}
+        left = {key: [f for f in final if f.candidate not in out[key]] for key, final in finals.items()}
+        return self.guard.settle(left, may_measure=self.stopped != "interrupted")
 
     def _announce(self) -> None:
         shop = self.shop
@@ -326,8 +351,9 @@ class _Run:
         finalists = _finalists(contest)
         rejections = [*contest.refused, *contest.refusals().items()]
         rejections += self.guard.replaced(key, finalists)
-        if self.whole is not None:
+        if self.whole is not None and self.linkage is not None:
             rejections += self.whole.rejections(key)
+            rejections += self.linkage.rejections(key)
         if key in settlement.passed_over:
             rejections.append(settlement.passed_over[key])
         again = self.guard.confirmation(key, winner.candidate)

@@ -1,7 +1,7 @@
 """Whole programs on a device, in messages: times of several sets of kernels for one program at one point, interleaved.
 
 The child's side makes weights of random numbers once, and for every set of kernels an executor, on a GPU with its
-graph; the parent's side is a process that may die. What is compared, and what follows, is in `whole_program`.
+graph; the parent's side is a process that may die. What is compared, and what follows, is in `tune/search`.
 """
 
 import gc

@@ -106,7 +106,7 @@ class Confirmation(msgspec.Struct, frozen=True, tag="confirmation"):
 
 
 class StepTiming(msgspec.Struct, frozen=True, tag="step"):
-    """A whole program timed with two sets of kernels in the same rounds (`whole_program`).
+    """A whole program timed with two sets of kernels in the same rounds (`steps`).
 
     Attributes:
         baseline_us: With the first set, per run.

@@ -17,6 +17,9 @@ __all__ = ["Refinement"]
 _NEAR: Final = 1.05
 """A family is refined when its best comes so near to the best of all."""
 
+_MUST_GAIN: Final = 0.01
+"""A move's: tiles change a product's time by more, and every move costs builds."""
+
 _KEPT: Final = 2
 """So many of what a climb found meet the others in the final."""
 
@@ -86,7 +89,7 @@ class Refinement:
                 self.space(name),
                 lambda config, name=name: time(Candidate(name, config)),  # type: ignore[misc]
                 lambda configs, name=name: announce([Candidate(name, config) for config in configs]),  # type: ignore[misc]
-                Rules(most=left),
+                Rules(threshold=_MUST_GAIN, most=left),
             )
             if left is not None:
                 left -= sum(len(step.tried) for step in footprints)

@@ -8,6 +8,7 @@ import base64
 import fcntl
 import json
 import os
+import signal
 import select
 import shutil
 import struct
@@ -44,7 +45,8 @@ class Chromium:
     """A running browser with one page; a context manager."""
 
     def __init__(self, binary: str) -> None:
-        self.profile = tempfile.TemporaryDirectory(prefix="chromium-")
+        # Its helper processes may still write there for a moment after they were killed.
+        self.profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         # Numbers above 4, so that moving the ends to 3 and 4 overwrites none of them.
         to_browser, self._write = _pipe()
         self._read, from_browser = _pipe()
@@ -61,6 +63,7 @@ class Chromium:
             [binary, *flags],
             preexec_fn=place_ends,  # noqa: PLW1509 (two dup2 calls, no threads involved)
             close_fds=False,
+            start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -82,7 +85,7 @@ class Chromium:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._write)
         os.close(self._read)

@@ -8,9 +8,9 @@ import base64
 import fcntl
 import json
 import os
-import signal
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile

@@ -1,8 +1,8 @@
 """What the tuner tells while it runs. Types only; the pipeline draws them and computes the remaining time.
 
 Order: `TuneStarted`, then per task `TaskStarted`, any number of `CandidateDone`, `TaskDone`; then `ChoiceConfirmed` for
-every new winner, `StepTimed` and
-`StepTurned` for whole programs; last `TuneFinished`.
+every new winner, `StepTimed` for whole programs, `ChoiceConfirmed` for forms that make them faster and `StepTurned` for
+what is taken; last `TuneFinished`.
 """
 
 from typing import Literal

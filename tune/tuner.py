@@ -27,7 +27,7 @@ import msgspec
 
 from tune_model.extract.task import Plan, all_tasks
 from tune_model.runtime.errors import TuneModelError
-from tune_model.tune.candidate import Effort, Rejected, label
+from tune_model.tune.candidate import Candidate, Effort, Rejected, label
 from tune_model.tune.choice import Choice, Measurement, Tuning
 from tune_model.tune.device import Device
 from tune_model.tune.estimate import call_us, estimate_seconds, floor_us, program_bytes, survey_seconds
@@ -215,36 +215,43 @@ class _Run:
 
     def _time_steps(self, settlement: Settlement, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
         """Time whole programs: leave out the choices that make one slower, then let kernels start as suits the step."""
-        if self.steps is None or self.linkage is None:
-            return settlement
-        settlement = self._examine(settlement, finals)
-        turned = self.linkage.turn(settlement)
-        if not turned:
-            return settlement
-        self.steps.close()
-        wished = {key: (finals[key][0], form) for key, form in turned.items()}
-        settlement = self._settle({**finals, **wished})
-        # Measured beside the extern a form may be wrong, or lose to it: then the task's own winner stays.
-        lost = [key for key, form in turned.items() if settlement.winners[key].candidate != form.candidate]
-        self.linkage.keep(lost)
-        finals = {**finals, **{key: pair for key, pair in wished.items() if key not in lost}}
-        return self._examine(self._settle(finals) if lost else settlement, finals)
-
-    def _examine(self, settlement: Settlement, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
-        if self.steps is None or self.whole is None:
+        if self.steps is None or self.whole is None or self.linkage is None:
             return settlement
         self.shop.device.close()  # a model as a whole needs the memory, and so do tasks
         while not self.whole.examine(settlement):
             self.steps.close()
-            settlement = self._settle(finals)
+            out = {key: self.whole.dropped(key) for key in finals}
+            left = {key: [f for f in final if f.candidate not in out[key]] for key, final in finals.items()}
+            settlement = self.guard.settle(left, may_measure=self.stopped != "interrupted")
             self.shop.device.close()
+        settlement = self._turn(settlement, finals, self.whole, self.linkage, self.steps)
+        if self.steps.cut_short and not self.stopped:
+            self.stopped = "interrupted" if self.shop.stop.is_set() else "budget"
         return settlement
 
-    def _settle(self, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
-        """Settle with what may still win."""
-        out = {key: frozenset() if self.whole is None else self.whole.dropped(key) for key in finals}
-        left = {key: [f for f in final if f.candidate not in out[key]] for key, final in finals.items()}
-        return self.guard.settle(left, may_measure=self.stopped != "interrupted")
+    def _turn(
+        self,
+        settlement: Settlement,
+        finals: Mapping[str, Sequence[Finalist]],
+        whole: WholeProgram,
+        linkage: Linkage,
+        steps: Steps,
+    ) -> Settlement:
+        """Give winners the forms with which steps are faster, as far as these hold beside the extern."""
+        lost: set[tuple[str, Candidate]] = set()
+        while turns := linkage.turn(settlement, lost):
+            steps.close()
+            forms = {key: form for turn in turns for key, form in turn.forms.items()}
+            self.guard.review(forms, {key: finals[key][0] for key in forms})
+            self.shop.device.close()
+            new = {(key, form.candidate) for key, form in forms.items() if not self.guard.holds(key, form.candidate)}
+            if not new:
+                linkage.take(turns)
+                settlement = msgspec.structs.replace(settlement, winners={**settlement.winners, **forms})
+                whole.refresh(settlement, forms)
+                break
+            lost |= new
+        return settlement
 
     def _announce(self) -> None:
         shop = self.shop

@@ -183,6 +183,14 @@ def test_clients_that_leave_keep_no_row_and_no_place(
     assert f'"token": {expected[0][-1]}' in said.decode()
 
 
+def await_that(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Wait until something holds."""
+    ends = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < ends, "it never held"
+        time.sleep(0.01)
+
+
 def together(count: int, ask: Callable[[int], Answer]) -> list[Answer]:
     """Ask from so many threads at once."""
     answers: list[Answer | None] = [None] * count
@@ -354,6 +362,8 @@ def test_a_device_that_is_gone_is_said_to_every_client(
 
         def fail() -> Any:
             calls.append(1)
+            # Who asks later than the end is refused, which is another answer.
+            await_that(lambda: server.engine.scheduler.state().waiting + server.engine.scheduler.state().running == 5)
             if len(calls) > 3:
                 server.engine._probe = Gone()
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")

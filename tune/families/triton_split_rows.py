@@ -47,11 +47,12 @@ class TritonSplitRows:
         """Yield splits near the heuristic first."""
         nest = rows_of(task.form, target)
         if not isinstance(nest, Rejected) and isinstance(target, CudaTarget):
-            joins = ends_with_row_values(nest, task.form)
-            space = list(split_space(geometry_of(nest, task.form), target, effort, last_joins=joins))
+            shape, joins = geometry_of(nest, task.form), ends_with_row_values(nest, task.form)
+            space = tuple(split_space(shape, target, effort, last_joins=joins))
             # A second launch costs least where it comes in while the first one drains.
-            overlapped = (c for c in space if ("pdl", True) in c and ("last_joins", False) in c)
-            yield from dict.fromkeys((*islice(overlapped, 1), *space))
+            whole = split_space(shape, target, Effort.BALANCED, last_joins=joins)
+            overlapped = (c for c in whole if ("pdl", True) in c and ("last_joins", False) in c)
+            yield from tuple(dict.fromkeys((*islice(overlapped, 1), *space)))[: len(space)]
 
     def plan(self, task: Task, config: Config) -> KernelPlan | Rejected:
         """State the launches without compiling."""

@@ -154,7 +154,7 @@ def step_key(target: str, code: str, look: str, sides: tuple[tuple[str, str, tup
     Args:
         target: As of `race_key`.
         code: Hash of the code that takes the times.
-        look: `first` or `second`: another process and other inputs, whose times are a fact of their own.
+        look: Which question is asked of the step (`steps.Look`): another one has times of its own.
         sides: Per set the program's fingerprint, its point as text, and the measurement keys of all its kernels.
     """
     return _digest(["step 2", target, code, look, sides])

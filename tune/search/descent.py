@@ -45,8 +45,8 @@ Builds are what a search on a GPU waits for.
 
 _LINKED = (("pdl", "prefetch"), ("pdl", "last_joins"), ("splits", "num_warps"))
 """Parameters that are also moved together: what is asked for before a predecessor is done needs a dependent launch; a
-second launch that joins partial results costs little where it is a dependent one; fewer programs need fewer warps each
-where what a warp takes stays the same. Numbers move in the same direction."""
+second launch that joins partial results costs little where it is a dependent one; how many splits are best and with how
+many warps was found to rise and fall together. Numbers move in the same direction."""
 
 _FAR = 3
 """A descent that starts again begins at least so many notches from everything that was timed."""

@@ -20,7 +20,7 @@ from tune_model.tune.records.database import Confirmation, Finalist
 from tune_model.tune.records.identity import confirmation_key
 from tune_model.tune.search.contest import Contest
 from tune_model.tune.search.layouts import Settlement, settle_layouts
-from tune_model.tune.search.race import beats
+from tune_model.tune.search.race import MUST_GAIN, beats
 from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
 
 __all__ = ["Guard", "judge"]
@@ -130,6 +130,11 @@ class Guard:
             self._tell(task, winners[task], extern[task], (place, len(new)))
         found = [self.confirmation(task, winners[task].candidate) for task in winners]
         return not any(known is not None and known.failed for known in found)
+
+    def holds(self, task: str, candidate: Candidate) -> bool:
+        """Say whether a candidate was right, and faster than the extern, when it was measured again."""
+        found = self.confirmation(task, candidate)
+        return found is not None and not found.failed and not found.doubtful and found.gain_low >= MUST_GAIN
 
     def confirmation(self, task: str, candidate: Candidate) -> Confirmation | None:
         """Return what a candidate showed when it was measured again, if it was, in this run or an earlier one."""

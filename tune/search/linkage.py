@@ -8,8 +8,8 @@ fastest.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final, TypeGuard
+from collections.abc import Mapping, Sequence, Set
+from typing import Final, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -20,7 +20,7 @@ from tune_model.tune.search.layouts import Settlement
 from tune_model.tune.search.steps import Place, Steps, places_of
 from tune_model.tune.workshop import Workshop
 
-__all__ = ["Linkage"]
+__all__ = ["Linkage", "Turn"]
 
 _LAUNCH: Final = frozenset({"pdl", "prefetch"})
 """Parameters that change how a kernel starts, and nothing that it computes."""
@@ -31,6 +31,22 @@ _LONG_US: Final = 100.0
 _GAP_US: Final = 1.0
 _NOTICED: Final = 0.001
 """A microsecond for every time that a kernel runs has to be this part of the step."""
+
+
+class Turn(NamedTuple):
+    """A step, and the forms with which it is faster.
+
+    Attributes:
+        place: The step.
+        before: Winners by task.
+        forms: What takes their place. What is said of them is from their races; they have met the extern in no final.
+        timed: All of them beside the winners.
+    """
+
+    place: Place
+    before: Mapping[str, Candidate]
+    forms: Mapping[str, Finalist]
+    timed: StepTiming
 
 
 class Linkage:
@@ -45,56 +61,61 @@ class Linkage:
         """Return the winner of a task that another form of it took the place of."""
         return [self._left[task]] if task in self._left else []
 
-    def keep(self, tasks: Sequence[str]) -> None:
-        """Leave tasks with their winners after all."""
-        for task in tasks:
-            self._left.pop(task, None)
+    def take(self, turns: Sequence[Turn]) -> None:
+        """Note and report the forms that are taken."""
+        for place, before, forms, timed in turns:
+            self._shop.report(StepTurned(str(place), timed.median_us, timed.baseline_us, timed.gain, tuple(forms)))
+            others = f" and other forms of {len(forms) - 1} more tasks" if len(forms) > 1 else ""
+            for key, form in forms.items():
+                changed = _changed(before[key], form.candidate)
+                detail = f"{place}: the step is {timed.gain:.4g}x as fast with {changed}{others}"
+                self._left[key] = before[key], Rejected("step", detail)
 
-    def turn(self, settlement: Settlement) -> dict[str, Finalist]:
-        """Return, by task, the form that makes its step faster than its winner does.
+    def turn(self, settlement: Settlement, without: Set[tuple[str, Candidate]]) -> list[Turn]:
+        """Return the forms that make steps faster than the winners do.
 
-        What is said of a form is from its race; it has not met the extern in a final.
+        Args:
+            settlement: With the winners.
+            without: Tasks and forms that are out.
         """
-        found: dict[str, Finalist] = {}
         if not self._steps.fits(settlement.plan):
-            return found
+            return []
         places = places_of(settlement.plan)
         counts = Counter(key for place in places for key in place.occurrences)
+        found: list[Turn] = []
         for place in places:
             if self._shop.is_over:
+                self._steps.cut_short = True
                 break
-            alone = [key for key in place.occurrences if counts[key] == 1]
-            found |= self._turn(place, settlement.winners, alone)
+            winners = {key: settlement.winners[key] for key in place.occurrences}
+            step_us = sum(count * winners[key].median_us for key, count in place.occurrences.items())
+            noticed = [
+                key
+                for key, count in place.occurrences.items()
+                if counts[key] == 1 and count * _GAP_US >= _NOTICED * step_us
+            ]
+            forms = {key: [c for c in self._forms(key, winners[key]) if (key, c) not in without] for key in noticed}
+            found += self._turn(place, winners, forms)
         return found
 
-    def _turn(self, place: Place, winners: Mapping[str, Finalist], tasks: Sequence[str]) -> dict[str, Finalist]:
-        picks = {key: winners[key].candidate for key in place.occurrences}
-        step_us = sum(count * winners[key].median_us for key, count in place.occurrences.items())
-        asked = [
-            (key, form)
-            for key in tasks
-            if place.occurrences[key] * _GAP_US >= _NOTICED * step_us
-            for form in self._forms(key, winners[key])
-        ]
-        for key, form in asked:
-            self._steps.contests[key].builds.request([form])
-        singles = self._steps.compare((place, picks), [(place, {**picks, key: form}) for key, form in asked], "form")
+    def _turn(
+        self, place: Place, winners: Mapping[str, Finalist], forms: Mapping[str, Sequence[Candidate]]
+    ) -> list[Turn]:
+        picks = {key: winner.candidate for key, winner in winners.items()}
+        asked = [(key, form) for key in forms for form in forms[key]]
+        singles = self._steps.compare((place, picks), [(place, {**picks, key: form}) for key, form in asked], "single")
         best: dict[str, tuple[float, Candidate]] = {}
         for (key, form), timed in zip(asked, singles, strict=True):
             if _gains(timed) and timed.gain > best.get(key, (1.0, form))[0]:
                 best[key] = timed.gain, form
         order = sorted(best, key=lambda key: -best[key][0])
         sets = [{key: best[key][1] for key in order[: count + 1]} for count in range(len(order))]
-        timings = self._steps.compare((place, picks), [(place, {**picks, **turned}) for turned in sets], "forms")
+        timings = self._steps.compare((place, picks), [(place, {**picks, **turned}) for turned in sets], "together")
         gains = [(timed, turned) for timed, turned in zip(timings, sets, strict=True) if _gains(timed)]
         if not gains:
-            return {}
+            return []
         timed, turned = max(gains, key=lambda pair: pair[0].gain)
-        self._shop.report(StepTurned(str(place), timed.median_us, timed.baseline_us, timed.gain, tuple(turned)))
-        for key, form in turned.items():
-            detail = f"{place}: the step is {timed.gain:.4g}x as fast with {_changed(picks[key], form)}"
-            self._left[key] = picks[key], Rejected("step", f"{detail} and {len(turned) - 1} other tasks' forms")
-        return {key: self._as_raced(key, form, winners[key]) for key, form in turned.items()}
+        return [Turn(place, picks, {k: self._as_raced(k, form, winners[k]) for k, form in turned.items()}, timed)]
 
     def _forms(self, task: str, winner: Finalist) -> list[Candidate]:
         """Return the other forms of a winner that its race timed."""

@@ -24,7 +24,7 @@ from tune_model.tune.records.identity import step_key
 from tune_model.tune.search.contest import Contest
 from tune_model.tune.search.race import MUST_GAIN
 from tune_model.tune.target import CudaTarget
-from tune_model.tune.workshop import Workshop
+from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
 
 __all__ = ["HARMS", "Look", "Picks", "Place", "Point", "Side", "Steps", "places_of"]
 
@@ -43,8 +43,8 @@ _OTHER_INPUTS: Final = 0x5DEECE66D
 _REPEATS: Final = 3
 """Of times that something disturbs, as in races."""
 
-Look = Literal["first", "second", "form", "forms"]
-"""Which question is asked; a second look is in a fresh process, with other inputs."""
+Look = Literal["first", "second", "single", "together"]
+"""Which question is asked (`whole_program`, `linkage`); a second look is in a fresh process, with other inputs."""
 
 Point = tuple[tuple[str, int], ...]
 Picks = Mapping[str, Candidate]
@@ -88,10 +88,12 @@ class Steps:
 
     Attributes:
         contests: Races by task, whose candidates may be used.
+        cut_short: Something was not timed because the run had to stop.
     """
 
     def __init__(self, shop: Workshop, timer: StepTimer) -> None:
         self.contests: dict[str, Contest] = {}
+        self.cut_short = False
         self._shop = shop
         self._timer = timer
         self._built: dict[tuple[str, Candidate], Built] = {}
@@ -147,8 +149,10 @@ class Steps:
     def _measure(
         self, first: Side, others: Sequence[tuple[str, Side]], look: Look, task: str
     ) -> dict[str, StepTiming | None]:
+        """Time sets now; where that fails, in halves, so that a set that is at fault costs only itself."""
         shop, place = self._shop, others[0][1][0]
         if shop.is_over:
+            self.cut_short = True
             return {}
         baseline = self._variant(*first)
         built = [(key, variant) for key, other in others if (variant := self._variant(*other)) is not None]
@@ -160,6 +164,9 @@ class Steps:
         seed = int(built[0][0][:12], 16) ^ (_OTHER_INPUTS if look == "second" else 0)
         found = self._time(Work(dict(place.point), (baseline, *(variant for _, variant in built)), seed))
         if isinstance(found, Rejected):
+            half = len(others) // 2
+            if half:
+                return self._measure(first, others[:half], look, task) | self._measure(first, others[half:], look, task)
             logger.warning("%s could not be timed as a whole: %s: %s", place, found.reason, found.detail)
             return {}
         shop.measured += len(found)
@@ -196,7 +203,11 @@ class Steps:
     def _obtain(self, task: str, candidate: Candidate) -> Built | None:
         place = (task, candidate)
         if place not in self._built:
-            built = self.contests[task].builds.obtain(candidate)
+            try:
+                built = self.contests[task].builds.obtain(candidate)
+            except (AbandonedRaceError, InterruptedRaceError):
+                self.cut_short = True
+                return None
             if isinstance(built, Rejected):
                 return None
             self._built[place] = built

@@ -7,7 +7,7 @@ seems faster are looked at again, in a fresh process and with other inputs; wher
 and by as much as a winner needs to win, they are out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from tune_model.extract.task import Plan
@@ -70,35 +70,60 @@ class WholeProgram:
         suspects: list[_Suspect] = []
         self._steps.forget_process()
         before = sum(len(found) for found in self._dropped.values())
-        if self._steps.fits(self._plan):
-            settled = {(place.program.name, place.point): place for place in places_of(settlement.plan)}
-            for plain in places_of(self._plan):
-                if self._shop.is_over:
-                    break
-                timed, slower = self._examine(plain, settled[plain.program.name, plain.point], settlement)
-                steps += timed
-                suspects += slower
+        for plain, settled in self._places(settlement):
+            timed, slower = self._examine(plain, settled, settlement)
+            steps += timed
+            suspects += slower
         self._look_again(suspects)
         self.steps = tuple(steps)
         return sum(len(found) for found in self._dropped.values()) == before
 
+    def refresh(self, settlement: Settlement, tasks: Collection[str]) -> None:
+        """Time the steps again in which some tasks' choices have changed; decides nothing."""
+        known = {(step.program, step.point): step for step in self.steps}
+        for plain, settled in self._places(settlement):
+            if not settled.occurrences.keys().isdisjoint(tasks):
+                known |= {(step.program, step.point): step for step in self._time(plain, settled, settlement)}
+        self.steps = tuple(known.values())
+
+    def _places(self, settlement: Settlement) -> Iterator[tuple[Place, Place]]:
+        """Yield every place as the model has it and as it was settled, while there is time."""
+        if not self._steps.fits(self._plan):
+            return
+        settled = {(place.program.name, place.point): place for place in places_of(settlement.plan)}
+        for plain in places_of(self._plan):
+            if self._shop.is_over:
+                self._steps.cut_short = True
+                return
+            yield plain, settled[plain.program.name, plain.point]
+
+    def _time(self, plain: Place, settled: Place, settlement: Settlement) -> list[WholeStep]:
+        """Return what a step takes, unless that could not be found out or nothing in it was chosen."""
+        picks = {key: settlement.winners[key].candidate for key in settled.occurrences}
+        externs = {key: self._steps.contests[key].baseline for key in picks}
+        if picks == externs:
+            return []
+        found = self._compare((plain, externs), (settled, picks))
+        if found is None or found.doubtful:
+            return []
+        times = found.median_us, found.baseline_us
+        return [WholeStep(settled.program.name, settled.point, *times, found.gain_low, found.gain_high)]
+
     def _examine(self, plain: Place, settled: Place, settlement: Settlement) -> tuple[list[WholeStep], list[_Suspect]]:
-        """Time a step; returns what it takes, unless that could not be found out or nothing in it was chosen."""
+        """Time a step, and without each choice where it gains too little; returns those that seem to harm it too."""
+        timed = self._time(plain, settled, settlement)
+        if not timed:
+            return [], []
+        (step,) = timed
         winners = {key: settlement.winners[key] for key in settled.occurrences}
         picks = {key: winner.candidate for key, winner in winners.items()}
         externs = {key: self._steps.contests[key].baseline for key in picks}
-        if picks == externs:
-            return [], []
-        found = self._compare((plain, externs), (settled, picks))
-        if found is None or found.doubtful:
-            return [], []
-        alone = {key: count * winners[key].median_us for key, count in settled.occurrences.items()}
-        promised = sum(us * (winners[key].gain - 1.0) for key, us in alone.items())
-        slower: list[_Suspect] = []
-        if found.baseline_us - found.median_us < _PROMISED * promised or found.gain_high < 1.0:
-            slower = self._take_out_each(settled, settlement, picks, externs)
-        times = found.median_us, found.baseline_us
-        return [WholeStep(settled.program.name, settled.point, *times, found.gain_low, found.gain_high)], slower
+        promised = sum(
+            count * winners[key].median_us * (winners[key].gain - 1.0) for key, count in settled.occurrences.items()
+        )
+        if step.baseline_us - step.median_us >= _PROMISED * promised and step.gain_high >= 1.0:
+            return timed, []
+        return timed, self._take_out_each(settled, settlement, picks, externs)
 
     def _take_out_each(self, place: Place, settlement: Settlement, picks: Picks, externs: Picks) -> list[_Suspect]:
         """Time the step without each choice; returns those without which it seems faster."""

@@ -25,6 +25,7 @@ from tune_model.package.format.records import ChoiceRecord, TaskRecord
 from tune_model.package.read import Artifact
 from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import label
+from tune_model.tune.estimate import is_hot
 from tune_model.tune.measuring.interval import SIGMAS_95, bounds, log_deviation, log_deviation_of_sum
 from tune_model.tune.target import CudaTarget
 
@@ -35,9 +36,6 @@ _SIGMAS_TASK: Final = 3.0
 
 _ENOUGH: Final = 6
 """Tasks measured both times, to tell by how they agree which correction is right; fewer are compared each by itself."""
-
-_HOT_FLOPS_PER_BYTE: Final = 150
-"""With so many operations a byte or more a GPU's clocks follow its power."""
 
 _COMPARED_AT_LEAST: Final = 0.9
 """Of the weighted time: a gate that saw less of it has not seen what it is to let through."""
@@ -177,9 +175,7 @@ def diff_artifacts(old: Artifact, new: Artifact) -> ArtifactDiff:
     pairs = {key: (before[key], after[key]) for key in common}
     total_us = sum(o.planned.weight * o.choice.median_us for o, _ in pairs.values()) or 1.0
     on_gpu = isinstance(old.manifest.target, CudaTarget)
-    groups = {
-        key: on_gpu and o.planned.flops >= _HOT_FLOPS_PER_BYTE * o.planned.size_bytes for key, (o, _) in pairs.items()
-    }
+    groups = {key: on_gpu and is_hot(o.planned) for key, (o, _) in pairs.items()}
     drift, deviation = _drift(pairs.values())
     references = {
         hot: _reference([pair for key, pair in pairs.items() if groups[key] == hot], drift, deviation)
@@ -296,10 +292,6 @@ def _slowdown(old: ChoiceRecord, new: ChoiceRecord, beside: _Reference | None) -
         return Slowdown(ratio / (beside.drift or 1.0), math.hypot(deviation, beside.deviation, beside.spread))
     gains = (log_deviation(choice.gain_low, choice.gain_high) for choice in (old, new))
     return Slowdown(ratio * old.baseline_us / new.baseline_us, math.hypot(*gains, beside.spread))
-
-
-def _is_hot(planned: PlannedTask) -> bool:
-    return planned.flops >= _HOT_FLOPS_PER_BYTE * max(1, planned.size_bytes)
 
 
 def _is_timed(choice: ChoiceRecord) -> bool:

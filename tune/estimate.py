@@ -17,6 +17,7 @@ __all__ = [
     "estimate",
     "estimate_seconds",
     "floor_us",
+    "is_hot",
     "program_bytes",
     "survey_seconds",
 ]
@@ -29,6 +30,10 @@ _GUARD_S: Final = {"cuda": 0.5, "cpu": 0.3}
 
 _MEASURE_S: Final = {"cuda": 0.015, "cpu": 0.05}
 _BUILD_S: Final = {"cuda": 0.5, "cpu": 0.2}
+
+
+_HOT_FLOPS_PER_BYTE: Final = 150
+"""An H200 does some 180 operations while it reads a byte."""
 
 
 class TaskEstimate(msgspec.Struct, frozen=True):
@@ -87,6 +92,11 @@ def call_us(planned: PlannedTask, target: Target) -> float:
     else:
         bytes_per_us, flops_per_us, launch_us = 1e4, 2e4 * target.threads, 5.0
     return launch_us + max(planned.size_bytes / bytes_per_us, planned.flops / flops_per_us)
+
+
+def is_hot(planned: PlannedTask) -> bool:
+    """Say whether arithmetic bounds a task, so that a GPU's clocks follow its power while it runs."""
+    return planned.flops >= _HOT_FLOPS_PER_BYTE * max(1, planned.size_bytes)
 
 
 def floor_us(planned: PlannedTask, target: Target) -> float:

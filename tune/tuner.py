@@ -358,9 +358,8 @@ class _Run:
         finalists = _finalists(contest)
         rejections = [*contest.refused, *contest.refusals().items()]
         rejections += self.guard.replaced(key, finalists)
-        if self.whole is not None and self.linkage is not None:
-            rejections += self.whole.rejections(key)
-            rejections += self.linkage.rejections(key)
+        for judge in (self.whole, self.linkage):
+            rejections += [] if judge is None else judge.rejections(key)
         if key in settlement.passed_over:
             rejections.append(settlement.passed_over[key])
         again = self.guard.confirmation(key, winner.candidate)

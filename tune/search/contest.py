@@ -10,9 +10,9 @@
 import functools
 from collections.abc import Sequence
 
-from tune_model.extract.cost import flops, size_bytes
 from tune_model.extract.task import PlannedTask
 from tune_model.tune.candidate import Built, Candidate, Config, Effort, Family, Rejected
+from tune_model.tune.estimate import is_hot
 from tune_model.tune.measuring.policy import Policy
 from tune_model.tune.records.database import Body, Outcome, Refusal, Timing
 from tune_model.tune.records.facts import Trail
@@ -31,8 +31,6 @@ _FEWEST = 3
 """Finalists of a quick search."""
 
 _HEAT = 24
-_HOT_FLOPS_PER_BYTE = 150
-"""With so many operations a byte or more a GPU's clocks follow its power; an H200 does some 180 while it reads one."""
 
 
 class Contest:
@@ -233,7 +231,7 @@ class Contest:
         task = self.planned.task
         if not self.shop.overlap or task.form.kind != "matmul" or task.rules.batch_invariant:
             return False
-        return flops(task.form) >= _HOT_FLOPS_PER_BYTE * max(1, size_bytes(task.form))
+        return is_hot(self.planned)
 
     def _descends(self, name: str) -> bool:
         return is_climbed(self.planned.task.form.kind, len(self.spaces[name]), builds_ahead=self.shop.overlap)

@@ -236,6 +236,11 @@ def asked_ahead(product: Product, config: Config, most_bytes: int = _PREFETCHED_
 
     All programs together ask for a few megabytes: what memory delivers while one kernel ends and the next begins.
     Pieces must begin and end at multiples of 16 bytes and lie inside the weight; where they cannot, none is asked for.
+
+    Args:
+        product: Whose weights.
+        config: Of the kernel.
+        most_bytes: For one program, where that is less than for any.
     """
     values = dict(config)
     element = ELEMENT_BYTES[product.epilogue.dtype]
@@ -287,9 +292,7 @@ def gemv_plan(product: Product, config: Config) -> KernelPlan:
         "UNROLL": Constant(int(values["unroll"])),
         "EVICTION": Constant("evict_first"),
         "PDL": Constant(bool(values["pdl"])),
-        "AHEAD": Constant(
-            asked_ahead(product, config, min(_PREFETCHED_BYTES, _PREFETCHED_PER_WARP * int(values["num_warps"])))
-        ),
+        "AHEAD": Constant(asked_ahead(product, config, _PREFETCHED_PER_WARP * int(values["num_warps"]))),
         "EPILOGUE": epilogue,
     }
     rows = product.epilogue.m.extent

@@ -24,16 +24,10 @@ ALONE = {"aten": 20.0, "fast": 5.0}
 """A dependent launch takes a microsecond more alone, and asking ahead another one (`RecordedDevice`)."""
 
 
-def forms(*tiles: int) -> tuple[Config, ...]:
-    launches = ((False, False), (True, False), (True, True))
-    return tuple((("tile", tile), ("pdl", pdl), ("prefetch", ask)) for tile in tiles for pdl, ask in launches)
-
-
-def text(*, pdl: bool, prefetch: bool = False, tile: int = 0) -> str:
-    return f"fast(tile={tile}, pdl={pdl}, prefetch={prefetch})"
-
-
-PLAIN, DEPENDENT, ASKING = text(pdl=False), text(pdl=True), text(pdl=True, prefetch=True)
+FORMS: tuple[Config, ...] = tuple(
+    (("tile", 0), ("pdl", pdl), ("prefetch", ask)) for pdl, ask in ((False, False), (True, False), (True, True))
+)
+PLAIN, DEPENDENT, ASKING = (label(Candidate("fast", form)) for form in FORMS)
 
 
 class Clock:
@@ -111,7 +105,7 @@ def tuned(
     shops: list[Workshop] | None = None,
 ) -> tuple[Tuning, list[Event]]:
     events: list[Event] = []
-    families = (ATEN, FakeFamily("fast", forms(0)))
+    families = (ATEN, FakeFamily("fast", FORMS))
     options = TuneOptions(folder / "records.sqlite", folder / "kernels")
     shop = Workshop(families, TARGET, device or RecordedDevice(ALONE), options, events.append)
     if shops is not None:

@@ -118,6 +118,7 @@ def _launch(product: Product, config: Config, operands: Argument, epilogue: Argu
         "N": Constant(product.n),
         "K": Constant(product.k),
         "HALVES": Constant(product.halves),
+        "JOINED": Constant(bool(values.get("joined", False))),
         "TRANSPOSED": Constant(product.w_strides[2] != 1),
         "BLOCK_M": Constant(block_m),
         "BLOCK_N": Constant(block_n),

@@ -124,13 +124,25 @@ def descriptor_space(product: Product, target: CudaTarget) -> tuple[Config, ...]
                         config = _config(tile, mode, splits, group, target, swap=swap)
                         cost = base + 0.35 * place + late
                         for last_adds, more in _sums(splits):
-                            found.setdefault((*config, ("last_adds", last_adds)), cost + more)
+                            for joined, dearer in _joins(product, swap=swap):
+                                done = (*config, *joined, ("last_adds", last_adds))
+                                found.setdefault(done, cost + more + dearer)
     return tuple(sorted(found, key=lambda config: found[config]))
 
 
 def _sums(splits: int) -> tuple[tuple[bool, float], ...]:
     """Return who may add the parts, and what that costs: the last program saves a launch, a kernel spreads the work."""
     return ((False, 0.0),) if splits == 1 else ((True, 0.0), (False, 1.0))
+
+
+def _joins(product: Product, *, swap: bool) -> tuple[tuple[Config, float], ...]:
+    """Return how two halves may be multiplied, and what that costs: as one tile they share the rows that are read."""
+    if product.halves == 1:
+        return (((), 0.0),)
+    apart: Config = (("joined", False),)
+    if swap or product.w_strides[2] != 1:
+        return ((apart, 0.0),)
+    return (((("joined", True),), 0.0), (apart, 0.5))
 
 
 def _cut(product: Product, *, few: bool) -> list[_Tile]:

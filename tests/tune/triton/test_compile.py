@@ -277,6 +277,22 @@ def test_every_mode_of_the_descriptor_kernel_compiles(arch: int, m: int):
         assert isinstance(built, Built) or built.reason == "shared memory", (config, built)
 
 
+@pytest.mark.parametrize("arch", [90, 100])
+def test_two_halves_joined_compile_and_hopper_multiplies_both_at_once(arch: int):
+    task = Task(linear(2048, 4096, 2048, tail="swiglu"), NumericRules())
+    family = family_named("triton_persistent")
+    joined = [c for c in family.configurations(task, cuda_target(arch), Effort.THOROUGH) if dict(c)["joined"]]
+    assert len(joined) > 20
+    assert {dict(config)["layout"] for config in joined} == {"plain"}
+    for config in joined[:24:6]:
+        built = build_candidate(task, Candidate(family.name, config), cuda_target(arch))
+        assert isinstance(built, Built), (config, built)
+        if arch == 90:
+            (cubin,) = built.code.values()
+            wide = 2 * int(dict(config)["block_n"])
+            assert f"HGMMA.64x{wide}x16" in machine_code(cubin)
+
+
 def test_descriptors_get_scratch_memory_for_every_program():
     built = build("triton_persistent", 90)
     assert isinstance(built, Built)

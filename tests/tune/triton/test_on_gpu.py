@@ -99,6 +99,12 @@ def test_tiles_fetched_through_descriptors(m: int, tail: str, store: bool, layou
     check(linear(m, 4096, 1544, tail=tail), "triton_persistent", 3, store=store, layout=layout)
 
 
+@pytest.mark.parametrize("store", [False, True])
+@pytest.mark.parametrize("m", [257, 1025])
+def test_two_halves_joined_in_one_tile(m: int, store: bool):
+    check(linear(m, 2056, 1544, tail="swiglu"), "triton_persistent", 4, store=store, joined=True)
+
+
 @pytest.mark.parametrize(
     ("m", "splits"), [(m, splits) for m in (5, 16, 50) for splits in (1, 2, 4)] + [(128, 1), (128, 4)]
 )

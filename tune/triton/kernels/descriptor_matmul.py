@@ -23,6 +23,7 @@ def accumulate(
     last,
     N: tl.constexpr,
     HALVES: tl.constexpr,
+    JOINED: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -31,32 +32,40 @@ def accumulate(
     PRECISION: tl.constexpr,
 ):
     """Multiply one tile over k from `first` to `last`; what lies outside the operands reads as 0."""
-    if SWAP:
-        acc0 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    if JOINED:
+        both = tl.zeros((BLOCK_M, 2 * BLOCK_N), tl.float32)
+        for k in tl.range(first, last, BLOCK_K):
+            xs = x_tiles.load([row, k])
+            ws = tl.reshape(w_tiles.load([0, column, k]), (2 * BLOCK_N, BLOCK_K))
+            both = tl.dot(xs, ws.T, both, input_precision=PRECISION)
+        acc0, acc1 = halve(both)
     else:
-        acc0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    acc1 = acc0
-    for k in tl.range(first, last, BLOCK_K):
-        xs = x_tiles.load([row, k])
-        if TRANSPOSED:
-            ws = w_tiles.load([k, column])
-        else:
-            ws = w_tiles.load([column, k]).T
         if SWAP:
-            acc0 = tl.dot(ws.T, xs.T, acc0, input_precision=PRECISION)
+            acc0 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         else:
-            acc0 = tl.dot(xs, ws, acc0, input_precision=PRECISION)
-        if HALVES == 2:
-            if TRANSPOSED:
-                us = w_tiles.load([k, N + column])
-            else:
-                us = w_tiles.load([N + column, k]).T
-            if SWAP:
-                acc1 = tl.dot(us.T, xs.T, acc1, input_precision=PRECISION)
-            else:
-                acc1 = tl.dot(xs, us, acc1, input_precision=PRECISION)
-    if HALVES == 1:
+            acc0 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         acc1 = acc0
+        for k in tl.range(first, last, BLOCK_K):
+            xs = x_tiles.load([row, k])
+            if TRANSPOSED:
+                ws = w_tiles.load([k, column])
+            else:
+                ws = w_tiles.load([column, k]).T
+            if SWAP:
+                acc0 = tl.dot(ws.T, xs.T, acc0, input_precision=PRECISION)
+            else:
+                acc0 = tl.dot(xs, ws, acc0, input_precision=PRECISION)
+            if HALVES == 2:
+                if TRANSPOSED:
+                    us = w_tiles.load([k, N + column])
+                else:
+                    us = w_tiles.load([N + column, k]).T
+                if SWAP:
+                    acc1 = tl.dot(us.T, xs.T, acc1, input_precision=PRECISION)
+                else:
+                    acc1 = tl.dot(xs, us, acc1, input_precision=PRECISION)
+        if HALVES == 1:
+            acc1 = acc0
     return acc0, acc1
 
 
@@ -227,6 +236,7 @@ def descriptor_matmul(
     N: tl.constexpr,
     K: tl.constexpr,
     HALVES: tl.constexpr,
+    JOINED: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -259,6 +269,7 @@ def descriptor_matmul(
         N: Columns of the result; with two halves each tile computes the same columns of both.
         K: Length of the dot products.
         HALVES: 1 or 2.
+        JOINED: With two halves and w not TRANSPOSED: fetch and multiply both as one tile, twice as wide.
         TRANSPOSED: How w is stored.
         BLOCK_M: Rows of a tile.
         BLOCK_N: Columns of a tile.
@@ -288,7 +299,9 @@ def descriptor_matmul(
         prefetch_weights(w, pid_n * BLOCK_N, first, stride_n, stride_k, N, HALVES, BLOCK_N, AHEAD)
     wait_for_predecessor(PDL)
     x_tiles = tl.make_tensor_descriptor(x, [m_size, K], [x_stride, 1], [BLOCK_M, BLOCK_K])
-    if TRANSPOSED:
+    if JOINED:
+        w_tiles = tl.make_tensor_descriptor(w, [2, N, K], [N * w_stride, w_stride, 1], [2, BLOCK_N, BLOCK_K])
+    elif TRANSPOSED:
         w_tiles = tl.make_tensor_descriptor(w, [K, N * HALVES], [w_stride, 1], [BLOCK_K, BLOCK_N])
     else:
         w_tiles = tl.make_tensor_descriptor(w, [N * HALVES, K], [w_stride, 1], [BLOCK_N, BLOCK_K])
@@ -322,6 +335,7 @@ def descriptor_matmul(
             last,
             N,
             HALVES,
+            JOINED,
             TRANSPOSED,
             BLOCK_M,
             BLOCK_N,
@@ -376,6 +390,7 @@ def descriptor_matmul(
                 last,
                 N,
                 HALVES,
+                JOINED,
                 TRANSPOSED,
                 BLOCK_M,
                 BLOCK_N,

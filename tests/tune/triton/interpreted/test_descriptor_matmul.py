@@ -64,6 +64,22 @@ def test_split_k(splits: int, tail: str, programs: int, last_adds: bool):
     check(linear(9, 72, 200, tail=tail), tile(16, 64, 32, swap=True, **mode))
 
 
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {},
+        {"programs": 3},
+        {"subtiles": 2, "store": True, "programs": 2},
+        {"split_k": 2},
+        {"split_k": 3, "programs": 4, "last_adds": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_two_halves_joined_in_one_tile(mode: dict[str, object], dtype: str):
+    check(linear(45, 72, 200, dtype, tail="swiglu"), tile(32, 64, joined=True, **mode))
+
+
 def test_other_types_and_a_weight_stored_by_columns():
     check(linear(37, 72, 88, "float16", tail="gelu"), tile())
     check(linear(37, 72, 88, "float32", tail="gelu"), tile())

@@ -193,7 +193,8 @@ def test_sentences_about_attention():
 def test_sentences_about_tuning():
     summary = result("llama-3-8b-tuning.h200").summary
     said = re.search(
-        r"Tuning took (\d+) s .*?: (\d+) tasks, (\d+) kernels built, (\d+) measurements, (\d+) tasks? where the library",
+        r"Tuning took (\d+) s .*?: (\d+) tasks, (\d+) kernels built, (\d+) measurements, "
+        r"(\d+) tasks? where the library",
         PROSE,
     )
     assert said is not None

@@ -18,8 +18,11 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
         for row in _of(good, shard):
             key = f"{shard}_{row['row']}"
             made[f"{key}_ms"] = row["tuned_ms"]
-            made |= _given(row, {f"{key}_ms_max_autotune": "max_autotune_ms", f"{key}_token_ms": "token_ms"})
-            made |= _given(row, {f"{key}_token_wall_ms": "token_wall_ms"})
+            times = {f"{key}_wall_ms": "tuned_wall_ms"}
+            times |= {f"{key}_{name}": name for name in ("token_ms", "token_wall_ms")}
+            for peer in ("max_autotune", "max_autotune_called"):
+                times |= {f"{key}_ms_{peer}": f"{peer}_ms", f"{key}_wall_ms_{peer}": f"{peer}_wall_ms"}
+            made |= _given(row, times)
             if "max_autotune_ms" in row:
                 made[f"{key}_vs_max_autotune"] = 1 / row["max_autotune_ratio"]
     for row in _of(good, "load"):

@@ -1,8 +1,9 @@
 """What a user would run without us, as contenders: eager, eager in a CUDA graph, `torch.compile` at its best.
 
 On CUDA the best is what `mode="max-autotune"` finds, captured in one CUDA graph as ours is: the graphs it makes itself
-are cut wherever Python or a mutated input comes between, and depend on the host. On a CPU it is freezing, which
-pre-packs weights and without which max-autotune gains nothing there.
+are cut wherever Python or a mutated input comes between, and depend on the host. As a user calls it, with those graphs,
+it is a contender too. On a CPU the best is freezing, which pre-packs weights and without which max-autotune gains
+nothing there.
 """
 
 import inspect
@@ -15,10 +16,23 @@ from torch import nn
 
 from tune_model.pipeline.bench.interleave import Contender
 
-__all__ = ["COMPILED", "captured", "compiled", "decode_step", "peers", "prefill_call", "roll_back"]
+__all__ = [
+    "AS_CALLED",
+    "COMPILED",
+    "captured",
+    "compiled",
+    "compiled_as_called",
+    "decode_step",
+    "peers",
+    "prefill_call",
+    "roll_back",
+]
 
 COMPILED = {"cuda": "max_autotune", "cpu": "compile_freezing"}
 """Name of the compiled contender by device type."""
+
+AS_CALLED = "max_autotune_called"
+"""Name of the contender on CUDA that is compiled and called as a user does it."""
 
 
 def decode_step(model: nn.Module, batch: int, context: int, *, slots: int) -> Callable[[], torch.Tensor]:
@@ -113,11 +127,19 @@ def compiled(call: Callable[[], object], device: torch.device) -> Callable[[], o
     torch._dynamo.reset()
     if device.type == "cuda":
         graph = _captured_or_none(_warm(torch.compile(call, mode="max-autotune-no-cudagraphs", dynamic=False)))
-        return graph or _warm(torch.compile(call, mode="max-autotune", dynamic=False))
+        return graph or compiled_as_called(call)
     import torch._inductor.config as inductor
 
     with inductor.patch(freezing=True), torch.no_grad():
         return _warm(torch.compile(call, dynamic=False))
+
+
+def compiled_as_called(call: Callable[[], object]) -> Callable[[], object]:
+    """Compile a call with `mode="max-autotune"`, whose graphs are its own, and warm it up.
+
+    It is lost when Dynamo is reset, as `compiled` does: call this last.
+    """
+    return _warm(torch.compile(call, mode="max-autotune", dynamic=False))
 
 
 def _warm(run: Callable[[], object]) -> Callable[[], object]:
@@ -141,4 +163,6 @@ def peers(call: Callable[[], object], device: torch.device, *, compile_too: bool
         contenders.append(Contender("eager_graph", graph))
     if compile_too:
         contenders.append(Contender(COMPILED[device.type], compiled(call, device)))
+        if device.type == "cuda":
+            contenders.append(Contender(AS_CALLED, compiled_as_called(call)))
     return contenders

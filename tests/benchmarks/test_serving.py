@@ -37,10 +37,14 @@ def test_encoders_are_summed_up_by_peer():
 
 def test_llama_rows_become_the_names_they_are_known_by():
     decode = {"shard": "decode", "row": "b1", "tuned_ms": 4.0, "max_autotune_ms": 6.0, "max_autotune_ratio": 1.5}
+    decode |= {"tuned_wall_ms": 4.5, "max_autotune_called_ms": 6.25, "max_autotune_called_wall_ms": 7.0}
     prefill = {"shard": "prefill", "row": "2048", "tuned_ms": 46.0}
     made = summarise([decode, prefill])
     assert made["decode_b1_ms"] == 4.0
     assert made["decode_b1_ms_max_autotune"] == 6.0
+    assert made["decode_b1_ms_max_autotune_called"] == 6.25
+    assert (made["decode_b1_wall_ms"], made["decode_b1_wall_ms_max_autotune_called"]) == (4.5, 7.0)
+    assert "decode_b1_wall_ms_max_autotune" not in made
     assert math.isclose(made["decode_b1_vs_max_autotune"], 1 / 1.5)
     assert made["prefill_2048_ms"] == 46.0
 

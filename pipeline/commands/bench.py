@@ -22,8 +22,8 @@ __all__ = ["command"]
 HELP = """Time the tuned model of ARTIFACT beside what you would run without it, in one process, interleaved.
 
 Peers on a GPU: eager, eager in a CUDA graph, what torch.compile(mode="max-autotune") finds in one CUDA graph, and that
-mode as it is called, with graphs of its own. On a CPU: eager, torch.compile with freezing. Every point of the workload's
-grid is timed; a peer's row says how much slower it is than the tuned model.
+mode as it is called, with graphs of its own. On a CPU: eager, torch.compile with freezing. Every point of the
+workload's grid is timed; a peer's row says how much slower it is than the tuned model.
 
 \b
   tune-model bench llama-3-8b.tuned

@@ -119,106 +119,83 @@ def finish(
 
 
 @triton.jit
-def finish_in_parts(
-    acc0,
-    acc1,
-    place,
-    row,
-    column,
-    m_size,
-    operands,
-    result_tiles,
-    partials,
-    counter,
-    N: tl.constexpr,
-    HALVES: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    LAST_ADDS: tl.constexpr,
-    SWAP: tl.constexpr,
-    STORE: tl.constexpr,
-    SUBTILES: tl.constexpr,
-    EPILOGUE: tl.constexpr,
-):
-    """Run the epilogue over SUBTILES parts of the tile's columns, one after another: fewer registers, less memory."""
-    if SUBTILES == 1:
-        finish(
-            acc0,
-            acc1,
-            place,
-            row,
-            column,
-            m_size,
-            operands,
-            result_tiles,
-            partials,
-            counter,
-            N,
-            HALVES,
-            BLOCK_M,
-            BLOCK_N,
-            SPLIT_K,
-            LAST_ADDS,
-            SWAP,
-            STORE,
-            EPILOGUE,
-        )
-    else:
-        half: tl.constexpr = BLOCK_N // 2
-        left0, right0 = halve(acc0)
-        left1, right1 = halve(acc1)
-        finish(
-            left0,
-            left1,
-            place,
-            row,
-            column,
-            m_size,
-            operands,
-            result_tiles,
-            partials,
-            counter,
-            N,
-            HALVES,
-            BLOCK_M,
-            half,
-            SPLIT_K,
-            LAST_ADDS,
-            SWAP,
-            STORE,
-            EPILOGUE,
-        )
-        finish(
-            right0,
-            right1,
-            place,
-            row,
-            column + half,
-            m_size,
-            operands,
-            result_tiles,
-            partials,
-            counter,
-            N,
-            HALVES,
-            BLOCK_M,
-            half,
-            SPLIT_K,
-            LAST_ADDS,
-            SWAP,
-            STORE,
-            EPILOGUE,
-        )
-
-
-@triton.jit
 def place_of(tile, grid_m, GRID_N: tl.constexpr, GROUP_M: tl.constexpr):
     """Return the tile's row and column in the grid: GROUP_M rows of tiles share the columns they read."""
     width: tl.constexpr = GROUP_M * GRID_N
     group = tile // width
     group_rows = tl.minimum(grid_m - group * GROUP_M, GROUP_M)
     return group * GROUP_M + (tile % width) % group_rows, (tile % width) // group_rows
+
+
+@triton.jit
+def one_tile(
+    number,
+    x_tiles,
+    w_tiles,
+    result_tiles,
+    m_size,
+    operands,
+    partials,
+    counters,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    HALVES: tl.constexpr,
+    JOINED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    LAST_ADDS: tl.constexpr,
+    SWAP: tl.constexpr,
+    SUBTILES: tl.constexpr,
+    STORE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """Compute and finish the tile of a number; with SPLIT_K one of its ranges of k, all tiles' first ranges first."""
+    grid_m = tl.cdiv(m_size, BLOCK_M)
+    grid_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    split = 0
+    tile = number
+    first = 0
+    last = K
+    if SPLIT_K > 1:
+        steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+        span: tl.constexpr = (steps + SPLIT_K - 1) // SPLIT_K * BLOCK_K
+        whole = grid_m * grid_n
+        split = number // whole
+        tile = number % whole
+        first = split * span
+        last = tl.minimum(first + span, K)
+    counter = counters
+    if LAST_ADDS:
+        counter += tile
+    pid_m, pid_n = place_of(tile, grid_m, grid_n, GROUP_M)
+    row = pid_m * BLOCK_M
+    column = pid_n * BLOCK_N
+    acc0, acc1 = accumulate(
+        x_tiles, w_tiles, row, column, first, last,
+        N, HALVES, JOINED, TRANSPOSED, BLOCK_M, BLOCK_N, BLOCK_K, SWAP, PRECISION,
+    )  # fmt: skip
+    if SUBTILES == 1:
+        finish(
+            acc0, acc1, split, row, column, m_size, operands, result_tiles, partials, counter,
+            N, HALVES, BLOCK_M, BLOCK_N, SPLIT_K, LAST_ADDS, SWAP, STORE, EPILOGUE,
+        )  # fmt: skip
+    else:  # fewer registers, less memory
+        half: tl.constexpr = BLOCK_N // 2
+        left0, right0 = halve(acc0)
+        left1, right1 = halve(acc1)
+        finish(
+            left0, left1, split, row, column, m_size, operands, result_tiles, partials, counter,
+            N, HALVES, BLOCK_M, half, SPLIT_K, LAST_ADDS, SWAP, STORE, EPILOGUE,
+        )  # fmt: skip
+        finish(
+            right0, right1, split, row, column + half, m_size, operands, result_tiles, partials, counter,
+            N, HALVES, BLOCK_M, half, SPLIT_K, LAST_ADDS, SWAP, STORE, EPILOGUE,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -289,13 +266,12 @@ def descriptor_matmul(
     grid_m = tl.cdiv(m_size, BLOCK_M)
     grid_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     whole = grid_m * grid_n
-    steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    span: tl.constexpr = ((steps + SPLIT_K - 1) // SPLIT_K) * BLOCK_K
     if AHEAD > 0:
         _, pid_n = place_of(tl.program_id(0) % whole, grid_m, grid_n, GROUP_M)
         stride_n: tl.constexpr = 1 if TRANSPOSED else w_stride
         stride_k: tl.constexpr = w_stride if TRANSPOSED else 1
-        first = (tl.program_id(0) // whole) * span
+        steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+        first = (tl.program_id(0) // whole) * ((steps + SPLIT_K - 1) // SPLIT_K * BLOCK_K)
         prefetch_weights(w, pid_n * BLOCK_N, first, stride_n, stride_k, N, HALVES, BLOCK_N, AHEAD)
     wait_for_predecessor(PDL)
     x_tiles = tl.make_tensor_descriptor(x, [m_size, K], [x_stride, 1], [BLOCK_M, BLOCK_K])
@@ -313,110 +289,16 @@ def descriptor_matmul(
         result_tiles = x_tiles
 
     if PROGRAMS == 0:
-        split = 0
-        tile = tl.program_id(0)
-        first = 0
-        last = K
-        if SPLIT_K > 1:
-            split = tile // whole
-            tile = tile % whole
-            first = split * span
-            last = tl.minimum(first + span, K)
-        counter = counters
-        if LAST_ADDS:
-            counter += tile
-        pid_m, pid_n = place_of(tile, grid_m, grid_n, GROUP_M)
-        acc0, acc1 = accumulate(
-            x_tiles,
-            w_tiles,
-            pid_m * BLOCK_M,
-            pid_n * BLOCK_N,
-            first,
-            last,
-            N,
-            HALVES,
-            JOINED,
-            TRANSPOSED,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            SWAP,
-            PRECISION,
-        )
-        finish_in_parts(
-            acc0,
-            acc1,
-            split,
-            pid_m * BLOCK_M,
-            pid_n * BLOCK_N,
-            m_size,
-            operands,
-            result_tiles,
-            partials,
-            counter,
-            N,
-            HALVES,
-            BLOCK_M,
-            BLOCK_N,
-            SPLIT_K,
-            LAST_ADDS,
-            SWAP,
-            STORE,
-            SUBTILES,
-            EPILOGUE,
-        )
+        one_tile(
+            tl.program_id(0), x_tiles, w_tiles, result_tiles, m_size, operands, partials, counters,
+            N, K, HALVES, JOINED, TRANSPOSED, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M,
+            SPLIT_K, LAST_ADDS, SWAP, SUBTILES, STORE, PRECISION, EPILOGUE,
+        )  # fmt: skip
     else:
         # Flattened, so that the next tile's fetches begin during an epilogue.
         for tile in tl.range(tl.program_id(0), whole * SPLIT_K, PROGRAMS, flatten=True):
-            split = 0
-            inner = tile
-            first = 0
-            last = K
-            if SPLIT_K > 1:
-                split = tile // whole
-                inner = tile % whole
-                first = split * span
-                last = tl.minimum(first + span, K)
-            counter = counters
-            if LAST_ADDS:
-                counter += inner
-            pid_m, pid_n = place_of(inner, grid_m, grid_n, GROUP_M)
-            acc0, acc1 = accumulate(
-                x_tiles,
-                w_tiles,
-                pid_m * BLOCK_M,
-                pid_n * BLOCK_N,
-                first,
-                last,
-                N,
-                HALVES,
-                JOINED,
-                TRANSPOSED,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_K,
-                SWAP,
-                PRECISION,
-            )
-            finish_in_parts(
-                acc0,
-                acc1,
-                split,
-                pid_m * BLOCK_M,
-                pid_n * BLOCK_N,
-                m_size,
-                operands,
-                result_tiles,
-                partials,
-                counter,
-                N,
-                HALVES,
-                BLOCK_M,
-                BLOCK_N,
-                SPLIT_K,
-                LAST_ADDS,
-                SWAP,
-                STORE,
-                SUBTILES,
-                EPILOGUE,
-            )
+            one_tile(
+                tile, x_tiles, w_tiles, result_tiles, m_size, operands, partials, counters,
+                N, K, HALVES, JOINED, TRANSPOSED, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M,
+                SPLIT_K, LAST_ADDS, SWAP, SUBTILES, STORE, PRECISION, EPILOGUE,
+            )  # fmt: skip

@@ -40,7 +40,7 @@ class Budget:
         self._first_open_s = 0.0
         self._open_s = 0.0
         self._final_s = 0.0
-        self._winners = 0
+        self._unconfirmed: set[str] = set()
 
     @property
     def is_limited(self) -> bool:
@@ -96,13 +96,16 @@ class Budget:
         """Remember how long a final took, as if it had been between two."""
         self._final_s = max(self._final_s, seconds * 2 / max(contenders, 2))
 
-    def note_winner(self) -> None:
-        """Remember that the guard will have one more to confirm."""
-        self._winners += 1
+    def note_winner(self, task: str, *, is_confirmed: bool) -> None:
+        """Remember whether the guard will have a task's winner to confirm; what is told last counts."""
+        if is_confirmed:
+            self._unconfirmed.discard(task)
+        else:
+            self._unconfirmed.add(task)
 
     def _reserve_s(self) -> float:
         """Return the seconds that the guard will need: a process, then every winner opened, checked and timed."""
-        if not self._winners or not self.is_limited:
+        if not self._unconfirmed or not self.is_limited:
             return 0.0
-        needed = self._first_open_s + self._winners * (self._open_s + self._final_s)
+        needed = self._first_open_s + len(self._unconfirmed) * (self._open_s + self._final_s)
         return min(needed, _RESERVE_AT_MOST * self.seconds)

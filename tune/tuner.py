@@ -125,6 +125,7 @@ class _Run:
         self._put_rivals_last()
         self.steps = None if timer is None else Steps(shop, timer)
         self.guard = Guard(plan, shop)
+        self.guard.attend(self.contests)
         self.whole: WholeProgram | None = None
         self.linkage: Linkage | None = None
 
@@ -200,7 +201,7 @@ class _Run:
         A form of which a task could not be measured again keeps the extern, as all that is unconfirmed does.
         """
         while True:
-            entries = {key: Entry(contest.times_us(), contest.refused) for key, contest in bound.items()}
+            entries = {key: Entry(self._held_us(contest), contest.refused) for key, contest in bound.items()}
             chosen: dict[str, Finalist] = {}
             for key, candidate in settle_invariant(self.plan, entries).items():
                 us = entries[key].times_us[candidate]
@@ -212,6 +213,15 @@ class _Run:
         self.guard.unconfirmed |= chosen.keys() - held
         winners = {key: chosen[key] if key in held else winner for key, winner in settlement.winners.items()}
         return msgspec.structs.replace(settlement, winners=winners)
+
+    def _held_us(self, contest: Contest) -> dict[Candidate, float]:
+        """Return the times of a race's candidates but for those that failed when they were measured again."""
+        key, found = contest.planned.key, self.guard.confirmation
+        return {
+            candidate: us
+            for candidate, us in contest.times_us().items()
+            if (known := found(key, candidate)) is None or not known.failed
+        }
 
     def _time_steps(self, settlement: Settlement, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
         """Time whole programs: leave out the choices that make one slower, then let kernels start as suits the step."""
@@ -323,8 +333,8 @@ class _Run:
             except InterruptedRaceError:
                 self.stopped = "interrupted"
         best = select_winner(_finalists(contest))
-        if best.candidate != contest.baseline:
-            shop.budget.note_winner()
+        known = best.candidate == contest.baseline or self.guard.confirmation(planned.key, best.candidate) is not None
+        shop.budget.note_winner(planned.key, is_confirmed=known)
         baseline_us = _finalists(contest)[0].median_us
         seconds = time.monotonic() - started
         status = _status(contest, best)

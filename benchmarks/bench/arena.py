@@ -183,8 +183,8 @@ class Arena:
             errors: list[float] = []
             allowed: tuple[float, ...] = ()
             for contender, run in zip(contenders, runs, strict=True):
-                for output in setting.outputs:
-                    poison(output)
+                for output, reference in zip(setting.outputs, expected.results, strict=True):
+                    poison(output, reference)
                 self.stopwatch.synchronize()
                 results = list(run(0))
                 self.stopwatch.synchronize()

@@ -63,7 +63,8 @@ class Attachment:
     The module may be called from several threads as before, each with a cache object of its own, on any stream.
 
     Args:
-        module: Gets an attribute `forward` of its own, which hides its class's; nothing else of it changes.
+        module: Gets an attribute `forward` of its own, which hides its class's, or replaces one that it has already;
+            nothing else of it changes.
         tuned: Computes.
         calls: Answers those calls that it can.
         strict: Raise instead of running the original.
@@ -78,6 +79,7 @@ class Attachment:
         self._answered = 0
         self._unmatched: Counter[str] = Counter()
         self._original: Callable[..., Any] = module.forward
+        self._own = vars(module).get("forward")
         self._installed = _Forward(module, self.call, self._original)
         module.forward = self._installed
 
@@ -112,8 +114,12 @@ class Attachment:
 
     def detach(self) -> None:
         """Give the module its own `forward` back. Parameters stay where they are."""
-        if vars(self.module).get("forward") is self._installed:
+        if vars(self.module).get("forward") is not self._installed:
+            return
+        if self._own is None:
             del self.module.forward
+        else:  # somebody had put it there before
+            self.module.forward = self._own
 
 
 def attach(

@@ -229,7 +229,7 @@ class DecoderCalls:
         longest = session.length - min(session.pads)
         inputs = {"input_ids": ids, "positions": session.positions, **session.memory.cache.slice(0, ids.shape[0])}
         program = self._phases.decode.program
-        hint = context_hint(program, self._buckets.context(longest + 1))
+        hint = context_hint(program, self._buckets.context(longest))
         return next(iter(self._tuned.run("decode", inputs, **hint).values()))[:, -1:]
 
     def _part(self, session: Session, ids: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.launch.machine_code import CodeLoader
 from tune_model.runtime.program import Form, bind_form
 from tune_model.runtime.replay import Entry, slot_sizes, unmet
-from tune_model.tune.measuring.inputs import copy_layout, make_inputs, make_outputs
+from tune_model.tune.measuring.inputs import copy_layout, make_inputs, make_outputs, poison
 from tune_model.tune.measuring.reference import Deviation, Expected, compare, expect, tolerance
 from tune_model.tune.relayout import relaid_form, relay
 
@@ -71,11 +71,14 @@ def _run(
     loader: CodeLoader,
     device: torch.device,
 ) -> Deviation:
-    """Run once into outputs filled with NaN, on copies of the caches."""
+    """Run once into outputs that hold nothing right, on copies of the caches."""
     bound = bind_kernel(kernel, form, loader, device)
     pairs = zip(inputs, form.parameters, strict=True)
     copies = tuple(copy_layout(value) if parameter.role == "cache" else value for value, parameter in pairs)
-    results = bound(copies, make_outputs(form, device))
+    outputs = make_outputs(form, device)
+    for output, reference in zip(outputs, expected.results, strict=True):
+        poison(output, reference)
+    results = bound(copies, outputs)
     return compare(results, copies, expected)
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -290,12 +291,18 @@ def _source(text: str) -> Path:
 
 def _rows(place: Path) -> "Iterator[Row]":
     from tune_model.tune.records.database import Records, RecordsError, parse_rows
+    from tune_model.tune.records.storage import snapshot
 
     with place.open("rb") as file:
         start = file.read(16)
     if start.startswith(b"SQLite format 3"):
-        with closing(Records(place)) as records:
-            yield from records.rows()
+        with tempfile.TemporaryDirectory() as folder:
+            copy = snapshot(place, Path(folder))
+            try:
+                with closing(Records(copy)) as records:
+                    yield from records.rows()
+            except RecordsError as error:
+                raise RecordsError(str(error).replace(str(copy), str(place))) from error
         return
     try:
         with cast("IO[bytes]", gzip.open(place)) if start[:2] == b"\x1f\x8b" else place.open("rb") as file:

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,31 @@ def test_export_and_merge_carry_everything_once(store: Path, tmp_path: Path, cap
         assert records("merge", source, store=new) == 0
         assert capsys.readouterr().out == f"{shown}: {0 if number else 5} new rows\n"
     assert list(Records(new / "records.sqlite").export()) == plain.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("state", ["of an older version", "damaged", "in use"])
+def test_what_is_merged_from_is_left_as_it_is(store: Path, tmp_path: Path, state: str):
+    """It was brought up to date, or set aside as damaged."""
+    source = store / "records.sqlite"
+    if state == "of an older version":
+        with closing(sqlite3.connect(source)) as connection:
+            connection.execute("pragma user_version = 2")
+            connection.commit()
+    elif state == "damaged":
+        code = source.read_bytes()
+        source.write_bytes(code[:100] + b"\xff" * 900 + code[1000:])
+    writer = Records(source) if state == "in use" else None
+    if writer is not None:
+        writer.add("k4", "0" * 24, timing(8.0))
+    before = {path: path.read_bytes() for path in store.glob("records*") if path.suffix != ".sqlite-shm"}
+    assert records("merge", str(store), store=tmp_path / "new") == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert not list(store.glob("*.damaged*"))
+    merged = Records(tmp_path / "new" / "records.sqlite")
+    assert len(merged.numbers()) == {"of an older version": 5, "damaged": 5, "in use": 6}[state]
+    merged.close()
+    if writer is not None:
+        writer.close()
 
 
 def test_the_cache_is_the_default_place(store: Path, capsys):

@@ -59,11 +59,12 @@ def test_the_guards_time_is_kept_back():
     budget.note_open(1.0)
     budget.note_final(3.0, 6)
     assert budget.search_left_s == 100.0
-    for _ in range(4):
-        budget.note_winner()
+    for task in range(5):
+        budget.note_winner(str(task), is_confirmed=False)
+    budget.note_winner("4", is_confirmed=True)
     assert budget.search_left_s == pytest.approx(100.0 - 5.0 - 4 * (1.0 + 1.0))
-    for _ in range(1000):
-        budget.note_winner()
+    for task in range(1000):
+        budget.note_winner(str(task), is_confirmed=False)
     assert budget.search_left_s == pytest.approx(60.0)
     clock.now += 109.0
     assert budget.left_s == pytest.approx(1.0)

@@ -300,6 +300,9 @@ def test_network_file_systems_are_recognised(tmp_path: Path, place: str, kind: s
     mounts = tmp_path / "mountinfo"
     mounts.write_text(MOUNTS)
     assert network_file_system(Path(place), mounts) == kind
+    link = tmp_path / "link"
+    link.symlink_to(place)
+    assert network_file_system(link / "records.sqlite", mounts) == kind
     assert network_file_system(Path(place), tmp_path / "missing") is None
 
 

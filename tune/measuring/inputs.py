@@ -99,21 +99,24 @@ def allocate(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 
 def make_outputs(form: Form, device: torch.device, memory: Allocate = allocate) -> list[torch.Tensor]:
-    """Make result tensors filled with NaN (integers: their smallest value), so that what is never written shows."""
-    outputs = []
-    for result in form.results:
-        value = _storage(result.type, device, memory)
-        poison(value)
-        outputs.append(_view(value, result.type))
-    return outputs
+    """Make result tensors; what they hold is not said (see `poison`)."""
+    return [_view(_storage(result.type, device, memory), result.type) for result in form.results]
 
 
-def poison(value: torch.Tensor) -> None:
-    """Fill with what a kernel would not write."""
+def poison(value: torch.Tensor, reference: torch.Tensor) -> None:
+    """Fill with what no kernel should write, so that what is never written shows.
+
+    That is not-a-number where the reference is a number and a number where it is none; integers and booleans are each
+    another one than the reference's.
+    """
+    if value.shape != reference.shape:
+        raise ValueError(f"a result of shape {tuple(value.shape)}; its reference has {tuple(reference.shape)}")
     if value.dtype.is_floating_point:
-        value.fill_(float("nan"))
-    elif value.dtype != torch.bool:
-        value.fill_(torch.iinfo(value.dtype).min)
+        value.copy_(torch.where(torch.isfinite(reference), math.nan, 0.0))
+    elif value.dtype == torch.bool:
+        value.copy_(~reference)
+    else:
+        value.copy_(reference ^ 1)
 
 
 def copy_layout(value: torch.Tensor, memory: Allocate = allocate) -> torch.Tensor:

@@ -2,12 +2,15 @@
 
 import fcntl
 import os
+import shutil
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
-__all__ = ["exclusive", "network_file_system"]
+__all__ = ["exclusive", "network_file_system", "snapshot"]
 
 _NETWORK: Final = frozenset(
     {
@@ -45,7 +48,7 @@ def network_file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo"))
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    place = path.absolute()
+    place = path.resolve()
     best, kind = -1, ""
     for line in lines:
         before, _, after = line.partition(" - ")
@@ -56,6 +59,28 @@ def network_file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo"))
         if (place == point or point in place.parents) and len(point.parts) >= best:
             best, kind = len(point.parts), after.split()[0]
     return kind if kind in _NETWORK else None
+
+
+def snapshot(path: Path, folder: Path) -> Path:
+    """Copy a database as it is now into a folder, and leave it alone: others may write it, and it may be damaged.
+
+    Raises:
+        OSError: It cannot be read, or not be copied.
+    """
+    copy = folder / path.name
+    try:
+        with (
+            closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            source.backup(target)
+    except sqlite3.Error:  # damaged, say: what can be read is read from the copy
+        for name in (path.name, f"{path.name}-wal"):
+            (folder / name).unlink(missing_ok=True)
+            if (path.parent / name).exists():
+                shutil.copyfile(path.parent / name, folder / name)
+        (folder / f"{path.name}-journal").unlink(missing_ok=True)
+    return copy
 
 
 @contextmanager

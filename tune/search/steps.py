@@ -174,7 +174,7 @@ class Steps:
         if any(timing.doubtful for timing in made.values()):
             logger.warning("%s was timed while other processes were in the way: it decides nothing", place)
         for key, timing in made.items():
-            shop.records.add(key, task or str(place), timing)
+            shop.records.add(key, task or _first_task(place), timing)
         return dict(made)
 
     def _time(self, work: Work) -> tuple[Samples, ...] | Rejected:
@@ -212,6 +212,11 @@ class Steps:
                 return None
             self._built[place] = built
         return self._built[place]
+
+
+def _first_task(place: Place) -> str:
+    """Return the task that a step's rows are kept with: those of a model's tasks are its steps' too."""
+    return min(task.key for task in place.tasks.values())
 
 
 def _timing(before: Samples, after: Samples) -> StepTiming:

@@ -4,8 +4,6 @@ What the records and the store already hold is taken from there; every fact is r
 Who competes with whom is decided in `contest`.
 """
 
-import functools
-
 from tune_model.extract.task import PlannedTask
 from tune_model.tune.building.builds import Builds
 from tune_model.tune.candidate import TRANSIENT_REASONS, Built, Candidate, Rejected
@@ -66,15 +64,18 @@ class Trials:
         self.shop = shop
         self.builds = Builds(planned, baseline, shop, self._is_known)
         self.times: dict[Candidate, float] = {}
+        self._keys: dict[Candidate, str] = {}
         self._errors: dict[Candidate, float] = {}
         self._asked: dict[tuple[Candidate, int], float | None] = {}
         self._open = False
 
-    @functools.cache  # noqa: B019 (trials live as long as their run)
     def key_of(self, candidate: Candidate) -> str:
         """Return a candidate's measurement key."""
-        source = self.shop.source(self.shop.family(candidate))
-        return measurement_key(source, self.planned.key, candidate, self.shop.target, self.protocol)
+        if candidate not in self._keys:
+            source = self.shop.source(self.shop.family(candidate))
+            key = measurement_key(source, self.planned.key, candidate, self.shop.target, self.protocol)
+            self._keys[candidate] = key
+        return self._keys[candidate]
 
     @property
     def seed(self) -> int:

@@ -79,12 +79,21 @@ class WholeProgram:
         return sum(len(found) for found in self._dropped.values()) == before
 
     def refresh(self, settlement: Settlement, tasks: Collection[str]) -> None:
-        """Time the steps again in which some tasks' choices have changed; decides nothing."""
+        """Time the steps again in which some tasks' choices have changed; decides nothing.
+
+        One that cannot be timed is left out: its old time is that of other kernels.
+        """
         known = {(step.program, step.point): step for step in self.steps}
+        stale = {
+            (place.program.name, place.point)
+            for place in places_of(settlement.plan)
+            if not place.occurrences.keys().isdisjoint(tasks)
+        }
+        found = {place: step for place, step in known.items() if place not in stale}
         for plain, settled in self._places(settlement):
-            if not settled.occurrences.keys().isdisjoint(tasks):
-                known |= {(step.program, step.point): step for step in self._time(plain, settled, settlement)}
-        self.steps = tuple(known.values())
+            if (settled.program.name, settled.point) in stale:
+                found |= {(step.program, step.point): step for step in self._time(plain, settled, settlement)}
+        self.steps = tuple(found[place] for place in dict.fromkeys((*known, *found)) if place in found)
 
     def _places(self, settlement: Settlement) -> Iterator[tuple[Place, Place]]:
         """Yield every place as the model has it and as it was settled, while there is time."""

@@ -46,6 +46,17 @@ def tokens(rows: int, length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(3, 128, (rows, length)), "attention_mask": mask}
 
 
+def test_detaching_gives_back_a_forward_that_the_module_had_of_its_own(write: Any):
+    """As libraries that hook modules put one there: it was lost."""
+    model = original(MIXED)
+    hooked = model.forward
+    model.forward = hooked
+    attached = tune_model.attach(model, write("mixed", MIXED))
+    assert model.forward is not hooked
+    attached.detach()
+    assert vars(model)["forward"] is hooked
+
+
 def test_an_encoder_answers_with_its_own_class(bert: tuple[nn.Module, Any]):
     model, attached = bert
     given = tokens(2, 11)

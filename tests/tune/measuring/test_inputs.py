@@ -1,9 +1,12 @@
+import math
+
 import pytest
 import torch
 from tuning_fakes import linear_form
 
 from tune_model.runtime.program import Form, Parameter, TensorType, ValueRange, bind_form
-from tune_model.tune.measuring.inputs import copies_for, copy_layout, make_inputs, make_outputs, read_bytes
+from tune_model.tune.measuring.inputs import copies_for, copy_layout, make_inputs, make_outputs, poison, read_bytes
+from tune_model.tune.measuring.reference import Expected, compare
 
 CPU = torch.device("cpu")
 
@@ -100,8 +103,22 @@ def test_integers_stay_in_their_range_and_ascend_where_they_can():
     assert set(d.tolist()) == {0, 1}
 
 
-def test_outputs_are_poisoned():
-    results = (Parameter("t0", TensorType("bfloat16", (3,))), Parameter("t1", TensorType("int32", (3,))))
-    a, b = make_outputs(form_of(results=results), CPU)
-    assert torch.isnan(a).all()
-    assert (b == torch.iinfo(torch.int32).min).all()
+@pytest.mark.parametrize(
+    "reference",
+    [
+        torch.tensor([1.0, 0.0, math.nan, math.inf], dtype=torch.float64),
+        torch.tensor([0, 255, 1, 7], dtype=torch.uint8),
+        torch.tensor([torch.iinfo(torch.int32).min, 0, -1, 5], dtype=torch.int32),
+        torch.tensor([True, False, True, True]),
+    ],
+    ids=lambda t: str(t.dtype),
+)
+def test_poison_is_wrong_everywhere(reference: torch.Tensor):
+    """Booleans were left as the candidate before had made them."""
+    dtype = "float32" if reference.is_floating_point() else str(reference.dtype).removeprefix("torch.")
+    (output,) = make_outputs(form_of(results=(Parameter("t0", TensorType(dtype, (4,))),)), CPU)
+    poison(output, reference)
+    for index in range(4):
+        found = reference.to(output.dtype).clone()
+        found[index] = output[index]
+        assert compare([found], (), Expected([reference], {})).worst == math.inf

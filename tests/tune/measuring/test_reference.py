@@ -79,7 +79,8 @@ def test_one_unwritten_element_is_infinitely_wrong():
     ("found", "reference", "error"),
     [
         ([1.0, math.nan], [1.0, math.nan], 0.0),
-        ([1.0, -math.inf], [1.0, math.inf], 0.0),
+        ([1.0, math.inf], [1.0, math.inf], 0.0),
+        ([1.0, -math.inf], [1.0, math.inf], math.inf),
         ([1.0, 5.0], [1.0, math.nan], math.inf),
         ([2.0, math.nan], [1.0, math.inf], 1.0),
         ([0.0, 0.0], [0.0, 0.0], 0.0),

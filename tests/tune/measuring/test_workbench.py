@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import two_layers
 from attention_forms import decode_form
+from form_builder import FormBuilder
 from reliability_trials.hostile import compile_linear
 from tuning_fakes import TARGET, linear_plan
 
@@ -170,6 +171,27 @@ def test_unwritten_elements_of_a_library_are_seen(tmp_path: Path):
     unwritten = found(1)
     assert isinstance(unwritten, Rejected)
     assert "inf" in unwritten.detail
+
+
+def test_booleans_that_the_candidate_before_wrote_are_not_taken_for_this_ones():
+    b = FormBuilder("pointwise")
+    form = b.form(b.call("gt.Tensor", b.input((64,)), b.input((64,))))
+
+    def library(body: str) -> Built:
+        source = 'extern "C" void entry(void *const *p, const long *) {' + body + "}"
+        code = two_layers.compiled(source)
+        name = hashlib.sha256(code).hexdigest()
+        return Built(Kernel((CpuLaunch(name, "entry", ("a0", "a1", "t0")),)), {name: code})
+
+    right = library(
+        "auto a = (float *)p[0], b = (float *)p[1]; for (int i = 0; i < 64; i++) ((bool *)p[2])[i] = a[i] > b[i];"
+    )
+    bench = Workbench(TARGET)
+    bench.open(Bench(Task(form, NumericRules()), POLICY, Built(Kernel(form.body), {}), 3))
+    assert isinstance(bench.check(Candidate("right"), right), Passed)
+    idle = bench.check(Candidate("idle"), library(""))
+    assert isinstance(idle, Rejected)
+    assert idle.reason == "wrong"
 
 
 def test_inputs_that_do_not_fit_are_taken_in_fewer_copies(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ from product_forms import linear
 from tuning_fakes import TARGET, FakeFamily, RecordedDevice, linear_form, linear_plan, without_times
 
 from tune_model.extract.task import NumericRules, Plan, Task, task_key
-from tune_model.tune.candidate import Candidate, Effort, Rejected
+from tune_model.tune.candidate import Built, Candidate, Effort, Rejected
 from tune_model.tune.choice import Tuning
 from tune_model.tune.device import Bench, Passed
 from tune_model.tune.families import families_for, family_named
@@ -159,6 +159,33 @@ def test_the_tuner_ships_one_configuration_and_repeats_itself(tmp_path: Path):
     assert (again.builds, again.measured) == (0, 0)
     assert not [what for what, _ in silent.asked if what != "close"]
     assert without_times(again) == without_times(tuning)
+
+
+def test_a_kernel_that_failed_in_the_guard_stays_out_when_another_race_times_it(tmp_path: Path):
+    """It was chosen again and again, without end: the guard knows it already, and the new time hides its refusal."""
+    families = (ATEN, FakeFamily("triton_matmul", tuple((("n", n),) for n in range(5))))
+    best = Candidate("triton_matmul", (("n", 3),))
+
+    class Killed(Clock):
+        guards = False
+
+        def close(self) -> None:
+            super().close()
+            self.guards = True
+
+        def check(self, candidate: Candidate, built: Built) -> Passed | Rejected:
+            if self.guards and candidate == best and self.rows == 8:
+                return Rejected("crash", "killed by SIGKILL")
+            return super().check(candidate, built)
+
+    def winners(device: Clock, effort: Effort) -> set[Candidate]:
+        options = TuneOptions(tmp_path / "records.sqlite", tmp_path / "kernels", effort=effort)
+        shop = Workshop(families, TARGET, device, options, lambda _event: None)
+        return {choice.winner for choice in tune_with(bound(linear_plan(1, 8)), shop).choices}
+
+    first = winners(Killed({"aten": 5.0}), Effort.BALANCED)
+    assert best not in first
+    assert winners(Clock({"aten": 5.0}), Effort.THOROUGH) == first
 
 
 @pytest.mark.parametrize("when", ["before the guard", "in the guard"])

@@ -16,6 +16,8 @@ from tune_model.tune.events import Event, StepTurned
 from tune_model.tune.families.aten import FAMILY as ATEN
 from tune_model.tune.measuring.step_bench import Work
 from tune_model.tune.options import TuneOptions
+from tune_model.tune.records.database import Records
+from tune_model.tune.records.facts import StepTiming
 from tune_model.tune.search.steps import Steps as TimedSteps
 from tune_model.tune.tuner import tune_with
 from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
@@ -129,6 +131,29 @@ def launches(tuning: Tuning) -> list[str]:
 def one(tuning: Tuning) -> Choice:
     (choice,) = tuning.choices
     return choice
+
+
+def test_all_rows_are_kept_with_a_task_of_the_model(tmp_path: Path):
+    """`records prune --keep` took whole steps for tasks of other models."""
+    tuning, _ = tuned(tmp_path, Clock(of_one))
+    records = Records(tmp_path / "records.sqlite")
+    rows = list(records.rows())
+    records.close()
+    assert any(isinstance(row.body, StepTiming) for row in rows)
+    assert {row.task for row in rows} == {task.key for task in tuning.plan.tasks}
+
+
+def test_a_step_that_cannot_be_timed_with_its_new_forms_has_no_time(tmp_path: Path):
+    """It kept that of the forms before."""
+
+    class Fails(Clock):
+        def compare(self, work: Work) -> tuple[Samples, ...] | Rejected:
+            labels = {e.candidate for v in work.variants for entries in v.entries.values() for e in entries}
+            return Rejected("crash", "gone") if {"aten", ASKING} <= labels else super().compare(work)
+
+    tuning, _ = tuned(tmp_path, Fails(of_one))
+    assert launches(tuning) == ["pdl=True, prefetch=True"]
+    assert tuning.steps == ()
 
 
 def test_a_form_that_is_slower_alone_wins_where_the_step_is_faster_with_it(tmp_path: Path):

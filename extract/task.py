@@ -61,7 +61,7 @@ class PlannedTask(msgspec.Struct, frozen=True):
         key: `task_key(task)`.
         label: For people: `matmul 1x4096x28672 bf16 + swiglu`.
         sites: Every place it occurs in.
-        weight: Sum over sites of occurrences times the phase's weight.
+        weight: Sum over sites of occurrences times the phase's weight / its number of grid points.
         flops: Floating-point operations of one call.
         size_bytes: Least traffic of one call: every input read once, every output written once.
     """

@@ -64,6 +64,9 @@ def collect(programs: Iterable[Program], request: Request, *, operators: bool = 
         programs: With forms; one per phase of the request, by name.
         request: Gives grids, weights and numeric rules.
         operators: The bare forms of applied forms are tasks too; the programs have them.
+
+    Raises:
+        GridError: A program has no phase, or a grid asks for sizes that it does not take.
     """
     phases = {p.name: p for p in request.phases}
     found: dict[str, _Collected] = {}

@@ -22,7 +22,6 @@ class TuneOptions(msgspec.Struct, frozen=True):
         recheck: Measure everything again instead of believing the records.
         build_workers: Build processes.
         build_timeout_s: Longest time one build may take.
-        device_index: Which GPU.
         isolate: Measure in a process of its own. Without it a candidate that crashes takes the caller with it.
     """
 
@@ -34,5 +33,4 @@ class TuneOptions(msgspec.Struct, frozen=True):
     recheck: bool = False
     build_workers: int = 1
     build_timeout_s: float = 60.0
-    device_index: int = 0
     isolate: bool = True

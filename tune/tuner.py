@@ -86,18 +86,18 @@ def tune(plan: Plan, target: Target, options: TuneOptions, report: Callable[[Eve
         TargetError: The target is a GPU that this machine does not have.
     """
     if isinstance(target, CudaTarget):
-        require_gpu(target, options.device_index)
+        require_gpu(target, 0)
     device: Device
     if options.isolate:
-        device = worker = DeviceWorker(target, options.device_index)
+        device = worker = DeviceWorker(target)
     else:
-        device, worker = open_workbench(target, options.device_index), None
+        device, worker = open_workbench(target, 0), None
     shop = Workshop(families_for(target), target, device, options, report)
     steps: StepTimer | None = None
     if worker is not None:
         worker.seconds_left = shop.seconds_left
         if options.effort is not Effort.QUICK:
-            steps = timer = StepWorker(target, options.device_index)
+            steps = timer = StepWorker(target)
             timer.seconds_left = shop.seconds_left
     return tune_with(plan, shop, steps)
 

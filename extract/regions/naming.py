@@ -81,7 +81,6 @@ class _Colours:
 
     def __init__(self, emitted: Emitted) -> None:
         self.emitted = emitted
-        self.symbolic: dict[Polynomial, int] = {}
         self.colour: dict[str, str] = {}
         start = {
             o.name: _digest(self._type(emitted.types[o.name]), o.role, self._range(o.values)) for o in emitted.operands

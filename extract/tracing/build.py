@@ -221,7 +221,11 @@ def first_line(error: BaseException) -> str:
 
 
 def model_class(source: TransformersSource, config: Any, task: str) -> Any:
-    """Return the class to build: the one named, else for `forward` the config's own, else the task's auto class."""
+    """Return the class to build: the one named, else for `forward` the config's own, else the task's auto class.
+
+    Raises:
+        SourceError: transformers has no such class.
+    """
     import transformers
 
     name = source.architecture

@@ -84,7 +84,11 @@ class Attachment:
         module.forward = self._installed
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a call of the module's `forward`."""
+        """Answer a call of the module's `forward`.
+
+        Raises:
+            NotAnsweredError: The tuned programs cannot, and the attachment is strict.
+        """
         import torch
 
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:

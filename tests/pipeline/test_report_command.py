@@ -2,12 +2,12 @@ import json
 from pathlib import Path
 
 import pytest
+from reported import with_report
 from two_layers import contents
 
 from tune_model.package.read import open_artifact
 from tune_model.package.write import write_artifact
 from tune_model.pipeline import cli
-from tune_model.pipeline.report.inside import with_report
 
 
 @pytest.fixture

@@ -74,7 +74,11 @@ class Builds:
         return self._done[candidate]
 
     def settle(self) -> None:
-        """Wait until nothing is being built, or time is up; then nothing more is begun, so that measuring can be."""
+        """Wait until nothing is being built, or time is up; then nothing more is begun, so that measuring can be.
+
+        Raises:
+            InterruptedRaceError: The run was asked to stop meanwhile.
+        """
         while not self.shop.out_of_time:
             if self._tickets:
                 self._collect()

@@ -9,7 +9,7 @@ from tune_model.tune.candidate import Built, Candidate, Rejected, label
 from tune_model.tune.families import family_named
 from tune_model.tune.target import Target
 
-__all__ = ["BuiltFile", "build_candidate", "read_built", "write_built"]
+__all__ = ["BuiltFile", "build_candidate", "write_built"]
 
 
 class BuiltFile(msgspec.Struct, frozen=True):
@@ -43,12 +43,3 @@ def build_candidate(task: Task, candidate: Candidate, target: Target, path: Path
 def write_built(path: Path, content: BuiltFile) -> None:
     """Write a built candidate."""
     path.write_bytes(msgspec.json.encode(content))
-
-
-def read_built(path: Path) -> BuiltFile:
-    """Read a built candidate.
-
-    Raises:
-        msgspec.DecodeError: The file is not one.
-    """
-    return msgspec.json.decode(path.read_bytes(), type=BuiltFile)

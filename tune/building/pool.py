@@ -130,7 +130,11 @@ class BuildPool:
             heapq.heapify(self._waiting)
 
     def wait(self, tickets: Collection[int], timeout_s: float) -> dict[int, Built | Rejected]:
-        """Return the results that are there, as soon as one is; empty when none came in time. Each is given once."""
+        """Return the results that are there, as soon as one is; empty when none came in time. Each is given once.
+
+        Raises:
+            RuntimeError: The thread that hands out builds has died.
+        """
         wanted = set(tickets)
         with self._lock:
             self._lock.wait_for(lambda: self._failure is not None or not wanted.isdisjoint(self._results), timeout_s)

@@ -40,9 +40,6 @@ __all__ = ["StepBench", "StepTimer", "StepWorker", "Variant", "Work"]
 _LIMIT_S: Final = 300.0
 """Weights of a large model, two plans and graphs, the rounds."""
 
-_SLICE_S: Final = 0.25
-"""How often a wait looks whether the run has to end."""
-
 _SPIN_CYCLES: Final = 1_000_000
 """Of a GPU's clock, about half a millisecond: it spins while the host launches a graph, so that a step's time
 begins with the step."""
@@ -247,8 +244,8 @@ class StepWorker:
         child = self._child
         try:
             child.connection.send(work)
-            over = self._wait(child)
-            if over is not None:
+            over = child.wait(self._limit_s, self.seconds_left)
+            if over:
                 self.close()
                 return Rejected(over, f"whole programs took longer than {self._limit_s:g} s, or the run has to end")
             found: Any = decode_answer(child.connection.recv_bytes(ANSWER_AT_MOST)).found
@@ -263,18 +260,6 @@ class StepWorker:
         if len(samples) != len(work.variants) or not all(isinstance(s, Samples) and s.us for s in samples):
             return Rejected("crash", "the process answered with garbage")
         return tuple(s for s in samples if isinstance(s, Samples))
-
-    def _wait(self, child: Child) -> str | None:
-        """Wait for an answer; returns why there is none."""
-        deadline = time.monotonic() + self._limit_s
-        while True:
-            left_s = deadline - time.monotonic()
-            if child.connection.poll(max(0.0, min(left_s, self.seconds_left(), _SLICE_S))):
-                return None
-            if left_s <= 0:
-                return "timeout"
-            if self.seconds_left() <= 0:
-                return "abandoned"
 
     def close(self) -> None:
         """End the process."""

@@ -33,9 +33,6 @@ _OPEN_S: Final = 300.0
 _STEP_S: Final = 60.0
 """Checking or timing one candidate; a rung of a race takes milliseconds, so a minute is a hang."""
 
-_SLICE_S: Final = 0.25
-"""How often a wait looks whether the run has to end."""
-
 _FILE_BYTES: Final = 128 << 20
 """Largest file the process may write: twice the largest kernel. A candidate that prints without end fills no disk."""
 
@@ -159,8 +156,8 @@ class DeviceWorker:
         child = self._child
         try:
             child.connection.send((method, arguments))
-            over = self._wait(child, limit_s)
-            if over is not None:
+            over = child.wait(limit_s, self.seconds_left)
+            if over:
                 self._replace()
                 return Rejected(over, f"{method} took longer than {limit_s:g} s on the device")
             answer = decode_answer(child.connection.recv_bytes(ANSWER_AT_MOST))
@@ -175,18 +172,6 @@ class DeviceWorker:
         if answer.broken:
             self._replace()
         return answer.found
-
-    def _wait(self, child: Child, limit_s: float) -> str | None:
-        """Wait for an answer; returns why there is none: `timeout`, or `abandoned` because the run has to end."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            left_s = deadline - time.monotonic()
-            if child.connection.poll(max(0.0, min(left_s, self.seconds_left(), _SLICE_S))):
-                return None
-            if left_s <= 0:
-                return "timeout"
-            if self.seconds_left() <= 0:
-                return "abandoned"
 
     def _limits(self) -> Limits:
         on_cpu = isinstance(self._arguments[1], CpuTarget)

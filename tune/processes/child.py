@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
@@ -41,6 +41,9 @@ _SET_CHILD_SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
 
 _END_S: Final = 15.0
 """A process that a GPU's driver cleans up after takes seconds to end."""
+
+_SLICE_S: Final = 0.25
+"""How often a wait looks whether the run has to end."""
 
 _MESSAGE_S: Final = 30.0
 
@@ -114,6 +117,23 @@ class Child:
         self.process.start()
         theirs.close()
         _never_wait_long(self.connection)
+
+    def wait(self, limit_s: float, seconds_left: Callable[[], float]) -> Literal["", "timeout", "abandoned"]:
+        """Wait until there is an answer, or none can come any more, and return "".
+
+        Args:
+            limit_s: Longer is a `timeout`.
+            seconds_left: Of the run; without any the answer is `abandoned`.
+        """
+        deadline = time.monotonic() + limit_s
+        while True:
+            left_s = deadline - time.monotonic()
+            if self.connection.poll(max(0.0, min(left_s, seconds_left(), _SLICE_S))):
+                return ""
+            if left_s <= 0:
+                return "timeout"
+            if seconds_left() <= 0:
+                return "abandoned"
 
     def kill(self) -> None:
         """End the worker and everything it started, at once."""

@@ -170,7 +170,11 @@ class Records:
         return self._rows("")
 
     def numbers(self) -> dict[int, Row | None]:
-        """Return every row by its number, in the order written; `None` for one that was changed on the disk."""
+        """Return every row by its number, in the order written; `None` for one that was changed on the disk.
+
+        Raises:
+            RecordsError: The file cannot be read.
+        """
         statement = "select id, key, task, body, digest from records order by id"
         found: dict[int, Row | None] = {}
         try:

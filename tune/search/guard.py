@@ -23,10 +23,10 @@ from tune_model.tune.search.layouts import Settlement, settle_layouts
 from tune_model.tune.search.race import MUST_GAIN, beats
 from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
 
-__all__ = ["Guard", "judge"]
+__all__ = ["OTHER_INPUTS", "Guard", "judge"]
 
-_OTHER_INPUTS: Final = 0x5DEECE66D
-"""Mixed into the seed of a race: the inputs here are others than those the winner was found on."""
+OTHER_INPUTS: Final = 0x5DEECE66D
+"""Mixed into the seed of a first look: a second one has other inputs."""
 
 _TOLERATED: Final = 0.97
 """Another process has other addresses and other neighbours in the cache: a gain this much lower is still the same."""
@@ -230,7 +230,7 @@ class Guard:
     def _look(self, contest: Contest, baseline: Entry, winner: Entry) -> Confirmation | Rejected | _Failed:
         device = self.shop.device
         opened = device.open(
-            Bench(contest.planned.task, contest.policy, baseline[1], contest.trials.seed ^ _OTHER_INPUTS)
+            Bench(contest.planned.task, contest.policy, baseline[1], contest.trials.seed ^ OTHER_INPUTS)
         )
         if isinstance(opened, Rejected):
             return opened

@@ -92,7 +92,7 @@ class Refinement:
                 Rules(threshold=_MUST_GAIN, most=left),
             )
             if left is not None:
-                left -= sum(len(step.tried) for step in footprints)
+                left -= 1 + sum(len(step.tried) for step in footprints)
             best += [Candidate(name, config) for config in found[:_KEPT]]
             trails.append(Trail(Candidate(name), footprints))
         return best, trails

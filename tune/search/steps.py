@@ -22,6 +22,7 @@ from tune_model.tune.measuring.step_bench import StepTimer, Variant, Work
 from tune_model.tune.records.facts import StepTiming
 from tune_model.tune.records.identity import step_key
 from tune_model.tune.search.contest import Contest
+from tune_model.tune.search.guard import OTHER_INPUTS
 from tune_model.tune.search.race import MUST_GAIN
 from tune_model.tune.target import CudaTarget
 from tune_model.tune.workshop import AbandonedRaceError, InterruptedRaceError, Workshop
@@ -39,7 +40,6 @@ _CPU_BYTES: Final = 4 << 30
 _AT_ONCE: Final = 8
 """Sets of kernels that are timed in the same rounds: on a GPU each has a graph, with memory of its own."""
 
-_OTHER_INPUTS: Final = 0x5DEECE66D
 _REPEATS: Final = 3
 """Of times that something disturbs, as in races."""
 
@@ -161,7 +161,7 @@ class Steps:
         if look == "second" and not self._is_fresh:
             self._timer.close()  # asked again it is another process
             self._is_fresh = True
-        seed = int(built[0][0][:12], 16) ^ (_OTHER_INPUTS if look == "second" else 0)
+        seed = int(built[0][0][:12], 16) ^ (OTHER_INPUTS if look == "second" else 0)
         found = self._time(Work(dict(place.point), (baseline, *(variant for _, variant in built)), seed))
         if isinstance(found, Rejected):
             half = len(others) // 2

@@ -148,7 +148,12 @@ class Trials:
         return self.shop.refused.get(key) or self.shop.records.refusal(key)
 
     def open(self) -> None:
-        """Put the task on the device before the first thing that needs it."""
+        """Put the task on the device before the first thing that needs it.
+
+        Raises:
+            UnmeasurableError: Its extern does not build, or does not run here.
+            AbandonedRaceError: The run has to end.
+        """
         if self._open:
             return
         baseline = self.builds.obtain(self.baseline)

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from reported import with_report
 from two_layers import contents, tuning
 
 from tune_model.package.contents import ArtifactContents
@@ -9,7 +10,6 @@ from tune_model.package.read import open_artifact
 from tune_model.package.write import write_artifact
 from tune_model.pipeline.report.facts import ReportFacts, WholeFacts
 from tune_model.pipeline.report.gather import gather
-from tune_model.pipeline.report.inside import with_report
 from tune_model.pipeline.report.interval import Gain
 from tune_model.pipeline.report.source import from_artifact, from_contents
 from tune_model.pipeline.report.words import between_tasks, verdict, whole_steps

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from chromium import Chromium, View, find_chromium, pixels
 from recorded_llama import llama_contents
+from reported import with_report
 from two_layers import contents
 
 from tune_model.package.contents import ArtifactContents
 from tune_model.pipeline.report.gather import gather
 from tune_model.pipeline.report.html import render_html
-from tune_model.pipeline.report.inside import with_report
 from tune_model.pipeline.report.source import from_contents
 from tune_model.tune.choice import WholeStep
 

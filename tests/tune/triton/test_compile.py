@@ -19,7 +19,7 @@ from tune_model.runtime.expression import evaluate
 from tune_model.runtime.kernel import Aligned, CudaLaunch, LibraryAlgorithm, Multiple, Null, Within
 from tune_model.runtime.program import Form
 from tune_model.runtime.replay import slot_sizes, unmet
-from tune_model.tune.building.built_file import build_candidate, read_built
+from tune_model.tune.building.built_file import BuiltFile, build_candidate
 from tune_model.tune.candidate import Built, Candidate, Config, Effort, Rejected
 from tune_model.tune.families import family_named
 from tune_model.tune.triton.cubin import read_usage
@@ -159,7 +159,7 @@ build_candidate(task, Candidate("triton_gemv"), target, Path({str(there)!r}))
     source = str(Path(tune_model.__file__).absolute().parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, env=environment)
-    first, second = read_built(here).built, read_built(there).built
+    first, second = (msgspec.json.decode(path.read_bytes(), type=BuiltFile).built for path in (here, there))
     assert first.code == second.code
     assert first.kernel == second.kernel
 

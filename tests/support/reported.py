@@ -1,4 +1,4 @@
-"""The report that an artifact carries: made from the contents just before they are written."""
+"""Contents with the report that an artifact carries, as a tune makes it just before they are written."""
 
 from dataclasses import replace
 

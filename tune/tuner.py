@@ -15,44 +15,41 @@
 Nothing is decided from memory: choices are assembled from the records, so a second run gives the same bytes.
 """
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from typing import Final, Literal
 
 import msgspec
 
 from tune_model.extract.task import Plan, all_tasks
-from tune_model.runtime.errors import TuneModelError
-from tune_model.tune.candidate import Candidate, Effort, Rejected, label
-from tune_model.tune.choice import Choice, Measurement, Tuning
+from tune_model.tune.assembly import Assembly, finalists_of, status_of
+from tune_model.tune.candidate import Candidate, Effort
+from tune_model.tune.choice import Choice, Tuning
 from tune_model.tune.device import Device
 from tune_model.tune.estimate import call_us, estimate_seconds, floor_us, program_bytes, survey_seconds
 from tune_model.tune.events import Event, RecordsDamaged, TaskDone, TaskStarted, TuneFinished, TuneStarted
 from tune_model.tune.families import families_for
+from tune_model.tune.interruption import interruptible
 from tune_model.tune.machine.cuda import require_gpu
 from tune_model.tune.measuring.policy import policy_for
 from tune_model.tune.measuring.step_bench import StepTimer, StepWorker
 from tune_model.tune.measuring.worker import DeviceWorker, open_workbench
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.records.database import Finalist, Timing
-from tune_model.tune.records.facts import Trail
+from tune_model.tune.records.database import Finalist
 from tune_model.tune.search.contest import Contest
 from tune_model.tune.search.groupings import choose_grouping
 from tune_model.tune.search.guard import Guard
 from tune_model.tune.search.invariance import Entry, is_bound, served_at_every_size, settle_invariant
 from tune_model.tune.search.layouts import Settlement
 from tune_model.tune.search.linkage import Linkage
-from tune_model.tune.search.race import beats, select_winner
+from tune_model.tune.search.race import select_winner
 from tune_model.tune.search.steps import Steps
 from tune_model.tune.search.whole_program import WholeProgram
 from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.workshop import InterruptedRaceError, Workshop
 
-__all__ = ["WinnerLostError", "tune", "tune_with"]
+__all__ = ["tune", "tune_with"]
 
 _AHEAD: Final = 8
 """Queued builds per build process: enough that none idles while a race is measured."""
@@ -62,10 +59,6 @@ _SURVEY_PART: Final = 0.1
 
 _LEAST_GAIN: Final = 0.05
 """Of an extern's time, that may always be gained."""
-
-
-class WinnerLostError(TuneModelError):
-    """The records name a winner whose machine code is gone and cannot be built again."""
 
 
 def tune(plan: Plan, target: Target, options: TuneOptions, report: Callable[[Event], None]) -> Tuning:
@@ -104,7 +97,7 @@ def tune(plan: Plan, target: Target, options: TuneOptions, report: Callable[[Eve
 
 def tune_with(plan: Plan, shop: Workshop, steps: StepTimer | None = None) -> Tuning:
     """Tune with given equipment, which is closed at the end; without `steps` no whole program is timed."""
-    with closing(shop), closing(steps) if steps is not None else nullcontext(), _interruptible(shop.stop):
+    with closing(shop), closing(steps) if steps is not None else nullcontext(), interruptible(shop.stop):
         return _Run(plan, shop, steps).run()
 
 
@@ -144,7 +137,7 @@ class _Run:
             self._go_on()
         self._choose_grouping()
         self.guard.attend(self.contests)
-        finals = {contest.planned.key: _finalists(contest) for contest in self.contests}
+        finals = {contest.planned.key: finalists_of(contest) for contest in self.contests}
         bound = {contest.planned.key: contest for contest in self.contests if is_bound(contest.planned.task)}
         # A bound task's weight stays as it is, and what its own race found does not count.
         open_finals = {key: final[:1] if key in bound else final for key, final in finals.items()}
@@ -158,13 +151,19 @@ class _Run:
         shop.stop.clear()
         shop.is_assembling = True
         code: dict[str, bytes] = {}
-        choices = tuple(self._choose(contest, settlement, code) for contest in self.contests)
+        judges = [judge for judge in (self.whole, self.linkage) if judge is not None]
+        assembly = Assembly(self.guard, judges)
+        choices: list[Choice] = []
+        for contest in self.contests:
+            choice, machine_code = assembly.choose(contest, settlement)
+            choices.append(choice)
+            code |= machine_code
         seconds = shop.budget.spent_s
         shop.report(TuneFinished(shop.builds, shop.measured, seconds, self.stopped, shop.repeated))
         return Tuning(
             plan=settlement.plan,
             target=shop.target,
-            choices=choices,
+            choices=tuple(choices),
             code=dict(sorted(code.items())),
             builds=shop.builds,
             measured=shop.measured,
@@ -177,12 +176,12 @@ class _Run:
     def _choose_grouping(self) -> None:
         """Go on with one grouping of the programs, and the races of its tasks."""
         finals = {
-            contest.planned.key: _finalists(contest)
+            contest.planned.key: finalists_of(contest)
             for contest in self.contests
             if contest.outcome is not None
             and contest.complete
             and not contest.outcome.failed
-            and not _finalists(contest)[0].doubtful
+            and not finalists_of(contest)[0].doubtful
         }
         self.plan = choose_grouping(self.plan, finals)
         by_key = {contest.planned.key: contest for contest in self.contests}
@@ -332,12 +331,12 @@ class _Run:
                 contest.run()
             except InterruptedRaceError:
                 self.stopped = "interrupted"
-        best = select_winner(_finalists(contest))
+        best = select_winner(finalists_of(contest))
         known = best.candidate == contest.baseline or self.guard.confirmation(planned.key, best.candidate) is not None
         shop.budget.note_winner(planned.key, is_confirmed=known)
-        baseline_us = _finalists(contest)[0].median_us
+        baseline_us = finalists_of(contest)[0].median_us
         seconds = time.monotonic() - started
-        status = _status(contest, best)
+        status = status_of(contest, best)
         shop.report(
             TaskDone(index, planned.key, best.candidate, best.median_us, baseline_us, seconds, replayed, status)
         )
@@ -351,110 +350,3 @@ class _Run:
                 contest.prefetch()
             if self.shop.pool.queued >= _AHEAD * self.shop.options.build_workers:
                 return
-
-    def _choose(self, contest: Contest, settlement: Settlement, code: dict[str, bytes]) -> Choice:
-        """Assemble a task's choice from the records and the store; adds the winner's code."""
-        key = contest.planned.key
-        winner = settlement.winners[key]
-        built = contest.builds.obtain(winner.candidate)
-        if isinstance(built, Rejected):
-            msg = (
-                f"{contest.planned.label}: the recorded winner {label(winner.candidate)} no longer builds "
-                f"({built.reason}: {built.detail}); tune again with --recheck"
-            )
-            raise WinnerLostError(msg)
-        code |= built.code
-        rows = contest.rows()
-        finalists = _finalists(contest)
-        rejections = [*contest.refused, *contest.refusals().items()]
-        rejections += self.guard.replaced(key, finalists)
-        for judge in (self.whole, self.linkage):
-            rejections += [] if judge is None else judge.rejections(key)
-        if key in settlement.passed_over:
-            rejections.append(settlement.passed_over[key])
-        again = self.guard.confirmation(key, winner.candidate)
-        return Choice(
-            task=key,
-            winner=winner.candidate,
-            kernel=built.kernel,
-            median_us=winner.median_us if again is None else again.median_us,
-            baseline_us=finalists[0].median_us if again is None else again.baseline_us,
-            gain_low=winner.gain_low if again is None else again.gain_low,
-            gain_high=winner.gain_high if again is None else again.gain_high,
-            measurements=tuple(_measurement(row) for row in rows if isinstance(row, Timing)),
-            rejections=tuple(dict.fromkeys(rejections)),
-            status=self._status(contest, winner),
-            trails=tuple({row.candidate: row for row in rows if isinstance(row, Trail)}.values()),
-        )
-
-    def _status(self, contest: Contest, winner: Finalist) -> str:
-        """Return a choice's status: of a race, and of an extern that stays because a winner was not confirmed."""
-        if is_bound(contest.planned.task) and contest.outcome is not None and not contest.outcome.failed:
-            return "unconfirmed" if winner.candidate == contest.baseline else "invariant"
-        if winner.candidate == contest.baseline and contest.outcome is not None:
-            if contest.planned.key in self.guard.unconfirmed:
-                return "unconfirmed"
-            if contest.planned.key in self.guard.disturbed:
-                return "disturbed"
-        return _status(contest, winner)
-
-
-def _finalists(contest: Contest) -> tuple[Finalist, ...]:
-    """Return a race's finalists: the extern alone where there was no final, or one that decides nothing."""
-    if contest.outcome is not None and contest.outcome.finalists:
-        finalists = contest.outcome.finalists
-        return finalists[:1] if finalists[0].doubtful else finalists
-    return (Finalist(contest.baseline, (), contest.trials.extern_us or 0.0, 1.0, 1.0, 1.0, 1, unconditional=False),)
-
-
-def _status(contest: Contest, winner: Finalist) -> str:
-    if contest.outcome is None:
-        return "not searched"
-    if contest.outcome.failed:
-        return f"failed: {contest.outcome.failed}"
-    extern = _finalists(contest)[0]
-    if extern.doubtful:
-        return "disturbed"
-    if winner.candidate == contest.baseline:
-        return "no gain"
-    return "tuned" if beats(winner, extern) else "layout"
-
-
-def _measurement(timing: Timing) -> Measurement:
-    return Measurement(
-        timing.candidate,
-        timing.median_us,
-        timing.low_us,
-        timing.high_us,
-        timing.samples,
-        timing.stage,
-        timing.error,
-        timing.disturbed,
-    )
-
-
-@contextmanager
-def _interruptible(stop: threading.Event) -> Iterator[None]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; the second interrupts.
-
-    A batch system whose time is up terminates, a closed terminal hangs up; `nohup` has asked not to hear of that.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    if before[signal.SIGHUP] == signal.SIG_IGN:
-        del before[signal.SIGHUP]
-
-    def request(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-        for number in before:
-            signal.signal(number, signal.default_int_handler)
-
-    for number in before:
-        signal.signal(number, request)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

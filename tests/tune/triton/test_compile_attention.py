@@ -156,9 +156,11 @@ def test_every_corner_of_the_space_compiles(family):
     for config in configs(family, form):
         for pair in config:
             seen.setdefault(pair, config)
-    for config in dict.fromkeys(seen.values()):
-        built = family.build(Task(form, NumericRules()), config, cuda_target())
-        assert isinstance(built, Built) or built.reason in {"spills", "shared memory", "registers"}, (config, built)
+    corners = list(dict.fromkeys(seen.values()))
+    found = [family.build(Task(form, NumericRules()), config, cuda_target()) for config in corners]
+    refused = [built for built in found if not isinstance(built, Built)]
+    assert {r.reason for r in refused} <= {"spills", "shared memory", "registers"}, refused
+    assert len(refused) <= len(corners) // 2
 
 
 def test_a_masks_broadcast_dims_stay_broadcast():

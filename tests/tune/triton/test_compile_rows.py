@@ -150,6 +150,7 @@ def test_every_corner_of_the_space_compiles(family: Family, form: Form):
     for config in configs(family, form):
         for name, value in config:
             seen.setdefault((name, value), config)
-    for config in dict.fromkeys(seen.values()):
-        built = family.build(task, config, target)
-        assert not isinstance(built, Rejected) or built.reason in {"spills", "shared memory", "registers"}, built
+    corners = list(dict.fromkeys(seen.values()))
+    refused = [built for config in corners if isinstance(built := family.build(task, config, target), Rejected)]
+    assert {r.reason for r in refused} <= {"spills", "shared memory", "registers"}, refused
+    assert len(refused) <= len(corners) // 2

@@ -41,8 +41,8 @@ from tune_model.tune.search.contest import Contest
 from tune_model.tune.search.groupings import choose_grouping
 from tune_model.tune.search.guard import Guard
 from tune_model.tune.search.invariance import Entry, is_bound, served_at_every_size, settle_invariant
+from tune_model.tune.search.launch_forms import LaunchForms
 from tune_model.tune.search.layouts import Settlement
-from tune_model.tune.search.linkage import Linkage
 from tune_model.tune.search.race import select_winner
 from tune_model.tune.search.steps import Steps
 from tune_model.tune.search.whole_program import WholeProgram
@@ -120,7 +120,7 @@ class _Run:
         self.guard = Guard(plan, shop)
         self.guard.attend(self.contests)
         self.whole: WholeProgram | None = None
-        self.linkage: Linkage | None = None
+        self.launch_forms: LaunchForms | None = None
 
     def _put_rivals_last(self) -> None:
         """Race what only another grouping has when everything else was: whatever ends the run costs that first."""
@@ -151,7 +151,7 @@ class _Run:
         shop.stop.clear()
         shop.is_assembling = True
         code: dict[str, bytes] = {}
-        judges = [judge for judge in (self.whole, self.linkage) if judge is not None]
+        judges = [judge for judge in (self.whole, self.launch_forms) if judge is not None]
         assembly = Assembly(self.guard, judges)
         choices: list[Choice] = []
         for contest in self.contests:
@@ -192,7 +192,7 @@ class _Run:
         if self.steps is not None:
             self.steps.attend(self.contests)
             self.whole = WholeProgram(self.plan, self.shop, self.steps)
-            self.linkage = Linkage(self.shop, self.steps)
+            self.launch_forms = LaunchForms(self.shop, self.steps)
 
     def _bind(self, settlement: Settlement, bound: Mapping[str, Contest]) -> Settlement:
         """Give the tasks that must be invariant one candidate per form, which is right on other inputs too.
@@ -224,7 +224,7 @@ class _Run:
 
     def _time_steps(self, settlement: Settlement, finals: Mapping[str, Sequence[Finalist]]) -> Settlement:
         """Time whole programs: leave out the choices that make one slower, then let kernels start as suits the step."""
-        if self.steps is None or self.whole is None or self.linkage is None:
+        if self.steps is None or self.whole is None or self.launch_forms is None:
             return settlement
         self.shop.device.close()  # a model as a whole needs the memory, and so do tasks
         while not self.whole.examine(settlement):
@@ -233,7 +233,7 @@ class _Run:
             left = {key: [f for f in final if f.candidate not in out[key]] for key, final in finals.items()}
             settlement = self.guard.settle(left, may_measure=self.stopped != "interrupted")
             self.shop.device.close()
-        settlement = self._turn(settlement, finals, self.whole, self.linkage, self.steps)
+        settlement = self._turn(settlement, finals, self.whole, self.launch_forms, self.steps)
         if self.steps.cut_short and not self.stopped:
             self.stopped = "interrupted" if self.shop.stop.is_set() else "budget"
         return settlement
@@ -243,19 +243,19 @@ class _Run:
         settlement: Settlement,
         finals: Mapping[str, Sequence[Finalist]],
         whole: WholeProgram,
-        linkage: Linkage,
+        launch_forms: LaunchForms,
         steps: Steps,
     ) -> Settlement:
         """Give winners the forms with which steps are faster, as far as these hold beside the extern."""
         lost: set[tuple[str, Candidate]] = set()
-        while turns := linkage.turn(settlement, lost):
+        while turns := launch_forms.turn(settlement, lost):
             steps.close()
             forms = {key: form for turn in turns for key, form in turn.forms.items()}
             self.guard.review(forms, {key: finals[key][0] for key in forms})
             self.shop.device.close()
             new = {(key, form.candidate) for key, form in forms.items() if not self.guard.holds(key, form.candidate)}
             if not new:
-                linkage.take(turns)
+                launch_forms.take(turns)
                 settlement = msgspec.structs.replace(settlement, winners={**settlement.winners, **forms})
                 whole.refresh(settlement, forms)
                 break

@@ -1,7 +1,7 @@
 """Whole programs at the points of their grids, timed with several sets of kernels: from the records, or now.
 
-What is asked of them is in `whole_program` (do the choices help the step?) and in `linkage` (how should they start?).
-Times are recorded like those of races, so a second run measures nothing.
+What is asked of them is in `whole_program` (do the choices help the step?) and in `launch_forms` (how should they
+start?). Times are recorded like those of races, so a second run measures nothing.
 """
 
 import logging
@@ -44,7 +44,7 @@ _REPEATS: Final = 3
 """Of times that something disturbs, as in races."""
 
 Look = Literal["first", "second", "single", "together"]
-"""Which question is asked (`whole_program`, `linkage`); a second look is in a fresh process, with other inputs."""
+"""Which question is asked (`whole_program`, `launch_forms`); a second look is in a fresh process, with other inputs."""
 
 Point = tuple[tuple[str, int], ...]
 Picks = Mapping[str, Candidate]

@@ -20,7 +20,7 @@ from tune_model.tune.search.layouts import Settlement
 from tune_model.tune.search.steps import Place, Steps, places_of
 from tune_model.tune.workshop import Workshop
 
-__all__ = ["Linkage", "Turn"]
+__all__ = ["LaunchForms", "Turn"]
 
 _LAUNCH: Final = frozenset({"pdl", "prefetch"})
 """Parameters that change how a kernel starts, and nothing that it computes."""
@@ -49,7 +49,7 @@ class Turn(NamedTuple):
     timed: StepTiming
 
 
-class Linkage:
+class LaunchForms:
     """Finds the forms of a settlement's winners with which its steps are faster."""
 
     def __init__(self, shop: Workshop, steps: Steps) -> None:

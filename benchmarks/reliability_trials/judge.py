@@ -92,39 +92,47 @@ def judge(prepare: Prepare, make: Make, cases: range, limits: Limits = PROMISED)
     """Run cases; one that ends its process or takes far too long costs itself only."""
     tally = Tally()
     waiting = list(cases)
-    context = multiprocessing.get_context("spawn")
     while waiting:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, prepare, make, waiting, limits.on_cpu), daemon=True)
-        process.start()
-        theirs.close()
-        try:
-            while waiting:
-                # The first answer includes imports and the material.
-                if not ours.poll(_GIVE_UP_S * 4 if len(waiting) == len(cases) else _GIVE_UP_S):
-                    tally.add(waiting.pop(0), "unknown", f"still running after {_GIVE_UP_S:g} s", (_GIVE_UP_S, 0.0))
-                    break
-                case, kind, outcome, took = ours.recv()
-                waiting.remove(case)
-                tally.add(case, kind, outcome, took, limits)
-        except EOFError:
-            process.join()
-            tally.add(waiting.pop(0), "unknown", f"ended the process with {process.exitcode}", (0.0, 0.0))
-        finally:
-            process.kill()
-            process.join()
-            ours.close()
+        with tempfile.TemporaryDirectory(prefix="tune-model-fuzz-", ignore_cleanup_errors=True) as folder:
+            _judge(prepare, make, (waiting, limits), Path(folder), tally)
     return tally
 
 
-def _serve(connection: Connection, prepare: Prepare, make: Make, cases: list[int], on_cpu: bool) -> None:
+def _judge(prepare: Prepare, make: Make, work: tuple[list[int], Limits], folder: Path, tally: Tally) -> None:
+    """Run the cases that wait in one process, until they are done or one ends it; takes out what was judged."""
+    waiting, limits = work
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    arguments = (theirs, prepare, make, list(waiting), folder, limits.on_cpu)
+    process = context.Process(target=_serve, args=arguments, daemon=True)
+    process.start()
+    theirs.close()
+    first = len(waiting)
+    try:
+        while waiting:
+            # The first answer includes imports and the material.
+            if not ours.poll(_GIVE_UP_S * 4 if len(waiting) == first else _GIVE_UP_S):
+                tally.add(waiting.pop(0), "unknown", f"still running after {_GIVE_UP_S:g} s", (_GIVE_UP_S, 0.0))
+                break
+            case, kind, outcome, took = ours.recv()
+            waiting.remove(case)
+            tally.add(case, kind, outcome, took, limits)
+    except EOFError:
+        process.join()
+        tally.add(waiting.pop(0), "unknown", f"ended the process with {process.exitcode}", (0.0, 0.0))
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _serve(connection: Connection, prepare: Prepare, make: Make, cases: list[int], folder: Path, on_cpu: bool) -> None:
     logging.disable()  # what is damaged is said for each case
     resource.setrlimit(resource.RLIMIT_DATA, (_HARD_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    with tempfile.TemporaryDirectory(prefix="tune-model-fuzz-") as name:
-        material = prepare(Path(name))
-        for case in cases:
-            kind, read = make(material, case)
-            connection.send((case, kind, *_measured(kind, read, time.process_time if on_cpu else time.perf_counter)))
+    material = prepare(folder)
+    for case in cases:
+        kind, read = make(material, case)
+        connection.send((case, kind, *_measured(kind, read, time.process_time if on_cpu else time.perf_counter)))
 
 
 def _measured(kind: str, read: Callable[[], bool], clock: Callable[[], float]) -> tuple[str, tuple[float, float]]:

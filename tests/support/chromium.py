@@ -64,6 +64,7 @@ class Chromium:
             preexec_fn=place_ends,  # noqa: PLW1509 (two dup2 calls, no threads involved)
             close_fds=False,
             start_new_session=True,
+            env={**os.environ, "TMPDIR": self.profile.name},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

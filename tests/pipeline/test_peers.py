@@ -9,6 +9,9 @@ from tune_model.pipeline.bench import peers as module
 from tune_model.pipeline.bench.peers import peers
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch.compile's own
+
+
 def linear() -> Callable[[], torch.Tensor]:
     x, w = torch.randn(4, 16), torch.randn(8, 16)
 

@@ -8,7 +8,6 @@ import torch
 from tune_model.pipeline.bench import peers as module
 from tune_model.pipeline.bench.peers import peers
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch.compile's own
 
 

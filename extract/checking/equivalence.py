@@ -407,9 +407,12 @@ def _fill(input_: Input, sizes: Mapping[str, int], seed: int) -> torch.Tensor:
     shape = [evaluate(s, sizes) for s in input_.type.shape]
     if input_.name.endswith("mask"):  # right padding, different in every row
         mask = torch.ones(shape, dtype=getattr(torch, input_.type.dtype))
-        for row in range(1, shape[0]):
-            mask[row, max(1, shape[1] - row) :] = 0
+        if len(shape) == 2:
+            for row in range(1, shape[0]):
+                mask[row, max(1, shape[1] - row) :] = 0
         return mask
+    if input_.type.dtype == "bool":
+        return torch.randint(0, 2, shape, generator=generator).to(torch.bool)
     if input_.type.dtype.startswith(("int", "uint")):
         high = 2 if input_.values is None else evaluate(input_.values.high, sizes) + 1
         return torch.randint(0, high, shape, generator=generator, dtype=getattr(torch, input_.type.dtype))

@@ -101,6 +101,8 @@ class DecoderCalls:
         check_settings(given)
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype != torch.int64 or 0 in ids.shape:
             raise Unmatched("input_ids are not (rows, length) of int64")
+        if not isinstance(kept, int):
+            raise Unmatched("logits_to_keep is no number")
         if ids.shape[1] > 1 and kept != 1:
             raise Unmatched("the logits of every position are asked for")
         for name, tensor in (("attention_mask", mask), ("position_ids", positions)):

@@ -1,11 +1,14 @@
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 import torch
 import two_layers
 from forge import Files, edit_json, write_folder
 
 from tune_model.package.format.manifest import decode_manifest, encode_manifest, seal
+from tune_model.package.verification.model import _compare
 from tune_model.package.verify import Check, verify
 from tune_model.package.write import write_artifact
 
@@ -111,3 +114,27 @@ def test_without_the_original_the_program_is_skipped(tmp_path: Path, files: File
     assert report.passed
     assert report.checks[-1].outcome == "skipped"
     assert "no_such_module" in report.checks[-1].seen
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted", "passed"),
+    [
+        ([1.0, -INF], [1.0, -INF], True),
+        ([1.0, NAN], [1.0, NAN], True),
+        ([1.0, INF], [1.0, -INF], False),
+        ([1.0, 2.0], [1.0, NAN], False),
+        ([1.0, NAN], [1.0, 2.0], False),
+        ([0.0, 0.0], [0.0, 0.0], True),
+        ([0.0, 1.0], [0.0, 0.0], False),
+        ([False, False], [False, False], True),
+        ([1.0, 2.0], [1.0, 2.0], True),
+        ([1 + 2j], [1 - 2j], False),
+    ],
+)
+def test_outputs_without_a_direction_are_compared_too(seen: list[Any], wanted: list[Any], passed: bool):
+    """Masked logits, zeros and booleans that are all false failed, however right they were."""
+    check = _compare("logits", torch.tensor(seen), torch.tensor(wanted), "float32")
+    assert (check.outcome == "passed") is passed, check

@@ -4,11 +4,11 @@ import torch
 import transformers
 from small_models import DECODERS, SIZES, WHISPER, decoder, forward, inputs
 
-from tune_model.extract.checking.equivalence import EquivalenceError, check_equivalence, randomise
+from tune_model.extract.checking.equivalence import EquivalenceError, _fill, check_equivalence, randomise
 from tune_model.extract.plan import lower
 from tune_model.extract.request import FactorySource, ModelInput, Phase, Request
 from tune_model.extract.tracing.front_end import Trace
-from tune_model.runtime.program import Call
+from tune_model.runtime.program import Call, Input, TensorType
 
 QUICK = ("qwen3", "mistral", "gemma2", "gpt2")  # llama runs below, with regions
 SLOW = tuple(pytest.param(m, marks=pytest.mark.slow) for m in DECODERS if m not in QUICK)
@@ -141,3 +141,12 @@ def test_numbers_that_are_none_in_the_model_too_are_equal():
     assert all(c.error <= 1e-5 for c in check_equivalence(request, raw))
     with pytest.raises(EquivalenceError, match="differs from the eager model"):
         check_equivalence(request, without("aten.add.Tensor", lambda a: (a[0], a[0])))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 1, 4, 4)])
+@pytest.mark.parametrize("name", ["attention_mask", "valid"])
+def test_booleans_of_any_shape_are_made(name: str, shape: tuple[int, ...]):
+    """One dimension fell over, and what was not called a mask got floating-point numbers."""
+    made = _fill(Input(name, TensorType("bool", shape)), {}, 0)
+    assert (made.dtype, tuple(made.shape)) == (torch.bool, shape)
+    assert made.any()

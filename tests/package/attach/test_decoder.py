@@ -155,6 +155,7 @@ def other_cache(model: nn.Module) -> Any:
 
 UNMATCHED = {
     "the logits of every position are asked for": lambda m: m(ids(1, 4)),
+    "logits_to_keep is no number": lambda m: m(ids(1, 4), logits_to_keep=torch.tensor([1])),
     "output_hidden_states is given": lambda m: m(ids(1, 4), logits_to_keep=1, output_hidden_states=True),
     "labels is given": lambda m: m(ids(1, 4), labels=ids(1, 4)),
     "inputs_embeds is given": lambda m: m(inputs_embeds=torch.ones(1, 4, 64), logits_to_keep=1),

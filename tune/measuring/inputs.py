@@ -111,7 +111,7 @@ def poison(value: torch.Tensor, reference: torch.Tensor) -> None:
     """
     if value.shape != reference.shape:
         raise ValueError(f"a result of shape {tuple(value.shape)}; its reference has {tuple(reference.shape)}")
-    if value.dtype.is_floating_point:
+    if value.dtype.is_floating_point or value.dtype.is_complex:
         value.copy_(torch.where(torch.isfinite(reference), math.nan, 0.0))
     elif value.dtype == torch.bool:
         value.copy_(~reference)

@@ -110,6 +110,7 @@ def test_integers_stay_in_their_range_and_ascend_where_they_can():
         torch.tensor([0, 255, 1, 7], dtype=torch.uint8),
         torch.tensor([torch.iinfo(torch.int32).min, 0, -1, 5], dtype=torch.int32),
         torch.tensor([True, False, True, True]),
+        torch.tensor([1 + 2j, 0, 3j, 1], dtype=torch.complex64),
     ],
     ids=lambda t: str(t.dtype),
 )

@@ -11,10 +11,10 @@ import tune_model
 from deployment.artifacts import deploy, tuned_artifact
 from deployment.decoding import device_of
 from deployment.models import llama
-from deployment.timings import release
 from tune_model.package.read import open_artifact
 from tune_model.package.verification.original import build_original
 from tune_model.pipeline.bench.interleave import Contender, interleave
+from tune_model.pipeline.bench.peers import release
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.runtime.tuned import TunedModel
 

@@ -12,25 +12,16 @@ from torch import Tensor, nn
 
 from deployment.artifacts import Deployment, deploy, tuned_artifact
 from deployment.models import LONG, PREFILL, SHORT, SPARE_SLOTS, llama
-from deployment.timings import Peer, meet, release, synchronise
+from deployment.timings import meet, synchronise
 from tune_model.pipeline.bench.interleave import Contender, device_time_ms
-from tune_model.pipeline.bench.peers import (
-    AS_CALLED,
-    COMPILED,
-    captured,
-    compiled,
-    compiled_as_called,
-    decode_step,
-    prefill_call,
-    roll_back,
-)
+from tune_model.pipeline.bench.peers import decode_step, peers, prefill_call, release, roll_back
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
 from tune_model.runtime.generation.completion import Generation
 from tune_model.runtime.kv_cache import KVCache
 from tune_model.tune.target import CudaTarget
 
-__all__ = ["device_of", "peers_of", "run_decode", "run_prefill"]
+__all__ = ["device_of", "run_decode", "run_prefill"]
 
 
 _RUNS: Final = 5
@@ -95,7 +86,7 @@ def _prefill(bench: Bench, here: Deployment, row: Prompt) -> dict[str, Any]:
     inputs |= KVCache(program, 1, device).slice(0, 1)
     ours = Contender("tuned", _call(here, "prefill", inputs, {}))
     call = prefill_call(here.original, 1, row.sequence)
-    return meet(bench, row.name, ours, _peers_and_as_called(call, device), device)
+    return meet(bench, row.name, ours, peers(call, device, compile_too=True), device)
 
 
 def _decode(bench: Bench, here: Deployment, row: Step) -> dict[str, Any]:
@@ -108,7 +99,7 @@ def _decode(bench: Bench, here: Deployment, row: Step) -> dict[str, Any]:
     inputs |= memory.slice(0, row.batch)
     ours = Contender("tuned", _call(here, "decode", inputs, {"context": row.context}))
     call = _original_step(here.original, ids, row.context, memory)
-    made = meet(bench, row.name, ours, _peers_and_as_called(call, device), device)
+    made = meet(bench, row.name, ours, peers(call, device, compile_too=True), device)
     del ours, inputs, call, memory
     release(device)
     try:
@@ -125,17 +116,6 @@ def _call(here: Deployment, phase: str, inputs: dict[str, Tensor], hints: dict[s
         return lambda: executor.run(inputs, hints)
     runner = GraphRunner(executor, GraphPool(here.tuned.device))
     return lambda: runner.run(inputs, hints, clone=False)
-
-
-def peers_of(call: Callable[[], object], device: torch.device) -> list[Peer]:
-    """Return who runs the original's call, as `meet` prepares them."""
-    graph: list[Peer] = [("eager_graph", lambda: captured(call))] if device.type == "cuda" else []
-    return [("eager", lambda: call), *graph, (COMPILED[device.type], lambda: compiled(call, device))]
-
-
-def _peers_and_as_called(call: Callable[[], object], device: torch.device) -> list[Peer]:
-    as_called: list[Peer] = [(AS_CALLED, lambda: compiled_as_called(call))] if device.type == "cuda" else []
-    return [*peers_of(call, device), *as_called]
 
 
 def _tokens(model: nn.Module, rows: int, length: int, device: torch.device) -> Tensor:

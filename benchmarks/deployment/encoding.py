@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 from bench.run import Bench, attempt
 
 from deployment.artifacts import Deployment, deploy, tuned_artifact
-from deployment.decoding import device_of, peers_of
+from deployment.decoding import device_of
 from deployment.models import Model, encoders
-from deployment.timings import meet, release
+from deployment.timings import meet
 from tune_model.extract.request import Phase
 from tune_model.pipeline.bench.interleave import Contender
+from tune_model.pipeline.bench.peers import peers, release
 from tune_model.pipeline.bench.points import Point, calls_at, points_of
 
 __all__ = ["run_encoders"]
@@ -54,6 +55,8 @@ def _name(model: Model, point: Point) -> str:
 def _measure(bench: Bench, here: Deployment, row: _Row) -> dict[str, Any]:
     device = here.tuned.device
     ours, theirs = calls_at(row.point, here.tuned, here.original)
-    made = meet(bench, row.name, Contender("tuned", ours), peers_of(theirs, device), device)
+    made = meet(
+        bench, row.name, Contender("tuned", ours), peers(theirs, device, compile_too=True, as_called=False), device
+    )
     tokens = row.point.sizes.get("batch", 1) * row.point.sizes.get("sequence", 197)
     return {"model": row.model.name, **row.point.sizes, "tokens": tokens, **made}

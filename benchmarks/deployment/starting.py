@@ -15,9 +15,9 @@ from torch import nn
 
 from deployment.artifacts import tuned_artifact
 from deployment.models import llama
-from deployment.timings import release
 from tune_model.package.read import open_artifact
 from tune_model.package.verification.original import build_original
+from tune_model.pipeline.bench.peers import release
 
 __all__ = ["run_start"]
 

@@ -6,10 +6,11 @@ it is a contender too. On a CPU the best is freezing, which pre-packs weights an
 nothing there.
 """
 
+import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,12 +20,15 @@ from tune_model.pipeline.bench.interleave import Contender
 __all__ = [
     "AS_CALLED",
     "COMPILED",
+    "Peer",
     "captured",
     "compiled",
     "compiled_as_called",
     "decode_step",
     "peers",
     "prefill_call",
+    "prepare",
+    "release",
     "roll_back",
 ]
 
@@ -156,13 +160,64 @@ def _captured_or_none(call: Callable[[], object]) -> Callable[[], object] | None
         return None
 
 
-def peers(call: Callable[[], object], device: torch.device, *, compile_too: bool) -> list[Contender]:
-    """Return every contender that runs `call`: eager, its CUDA graph where it can have one, compiled."""
-    contenders = [Contender("eager", call)]
-    if device.type == "cuda" and (graph := _captured_or_none(call)) is not None:
-        contenders.append(Contender("eager_graph", graph))
+class Peer(NamedTuple):
+    """A contender that has still to be prepared.
+
+    Attributes:
+        name: As of a `Contender`.
+        prepare: Compiles or captures, and returns what does the work once.
+    """
+
+    name: str
+    prepare: Callable[[], Callable[[], object]]
+
+
+def peers(call: Callable[[], object], device: torch.device, *, compile_too: bool, as_called: bool = True) -> list[Peer]:
+    """Return every peer that runs `call`, in the order to prepare them in.
+
+    Args:
+        call: Fixed shapes.
+        device: Decides which peers there are.
+        compile_too: With `torch.compile`.
+        as_called: On CUDA, also max-autotune with graphs of its own.
+    """
+    found = [Peer("eager", lambda: call)]
+    if device.type == "cuda":
+        found.append(Peer("eager_graph", lambda: captured(call)))
     if compile_too:
-        contenders.append(Contender(COMPILED[device.type], compiled(call, device)))
-        if device.type == "cuda":
-            contenders.append(Contender(AS_CALLED, compiled_as_called(call)))
+        found.append(Peer(COMPILED[device.type], lambda: compiled(call, device)))
+        if device.type == "cuda" and as_called:
+            found.append(Peer(AS_CALLED, lambda: compiled_as_called(call)))
+    return found
+
+
+def prepare(wanted: Sequence[Peer], device: torch.device, *, left_out: Callable[[str, str], None]) -> list[Contender]:
+    """Prepare peers and run each once; one that fails costs itself only.
+
+    Args:
+        wanted: In the order to prepare them in.
+        device: Where they run.
+        left_out: Told the name of a peer that failed (no memory, say, or a compiler's error), and why.
+    """
+    contenders = []
+    for name, make in wanted:
+        try:
+            run = make()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        except Exception as error:  # noqa: BLE001 - a compiler may raise anything
+            reason = next(iter(str(error).strip().splitlines()), "")
+            left_out(name, f"{type(error).__name__}: {reason}"[:200])
+            release(device)
+            continue
+        contenders.append(Contender(name, run))
     return contenders
+
+
+def release(device: torch.device) -> None:
+    """Free what compiled peers and graphs hold that nobody refers to any more; compiled calls compile again."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -10,7 +10,7 @@ from torch import nn
 from tune_model.extract.request import Phase
 from tune_model.package.verification.original import original_call
 from tune_model.pipeline.bench.interleave import Contender
-from tune_model.pipeline.bench.peers import decode_step, peers, prefill_call
+from tune_model.pipeline.bench.peers import decode_step, peers, prefill_call, prepare
 from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
 from tune_model.runtime.execution.invoke import torch_dtype
 from tune_model.runtime.expression import evaluate
@@ -42,10 +42,18 @@ def points_of(phases: tuple[Phase, ...]) -> Iterator[Point]:
             yield Point(phase.name, dict(zip(names, values, strict=True)))
 
 
-def contenders_at(point: Point, tuned: TunedModel, original: nn.Module, *, compile_too: bool) -> list[Contender]:
-    """Return the contenders of a point, the tuned model first; see `calls_at`."""
+def contenders_at(
+    point: Point,
+    tuned: TunedModel,
+    original: nn.Module,
+    *,
+    compile_too: bool,
+    left_out: Callable[[str, str], None],
+) -> list[Contender]:
+    """Return the contenders of a point, the tuned model first; see `calls_at`, and `prepare` for `left_out`."""
     ours, theirs = calls_at(point, tuned, original)
-    return [Contender("tuned", ours), *peers(theirs, tuned.device, compile_too=compile_too)]
+    wanted = peers(theirs, tuned.device, compile_too=compile_too)
+    return [Contender("tuned", ours), *prepare(wanted, tuned.device, left_out=left_out)]
 
 
 def calls_at(point: Point, tuned: TunedModel, original: nn.Module) -> tuple[Callable[[], object], Callable[[], object]]:

@@ -59,6 +59,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     from tune_model.package.load import start
     from tune_model.package.read import open_artifact
     from tune_model.pipeline.bench.interleave import interleave
+    from tune_model.pipeline.bench.peers import release
     from tune_model.pipeline.bench.points import contenders_at, points_of
     from tune_model.pipeline.bench.result import check_result
     from tune_model.pipeline.console import console
@@ -82,14 +83,20 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter per option
     arguments = click.get_current_context().obj
     rows: list[dict[str, Any]] = []
     for point in points:
-        contenders = contenders_at(point, tuned, original, compile_too=not no_compile)
+        contenders = contenders_at(
+            point,
+            tuned,
+            original,
+            compile_too=not no_compile,
+            left_out=lambda name, why, at=point: out.print(f"{at}: {name} is left out: {why}", markup=False),  # type: ignore[misc]
+        )
         timings = interleave(contenders, tuned.device, rounds=rounds)
         out.print(_table(point, timings))
         rows += [_row(point, timing) for timing in timings]
         if save_path is not None:
             _save(Path(save_path), artifact.manifest.name, tuned.device, rows, arguments)
         del contenders
-        _free(tuned.device)
+        release(tuned.device)
 
 
 def begins_with(point: "Point", words: str) -> bool:
@@ -123,17 +130,6 @@ def _original(artifact: "Artifact", weights_path: str | None, device: "torch.dev
         return build_original(request, weights, device)
     except (OriginalError, SourceError) as error:
         raise TuneModelError(f"{artifact.path}: there is no original model to compare with: {error}") from error
-
-
-def _free(device: "torch.device") -> None:
-    import gc
-
-    import torch
-
-    torch._dynamo.reset()
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _table(point: "Point", timings: "tuple[Timing, ...]") -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tune_model.extract.request import TransformersSource
 from tune_model.package.attach.matching import Unmatched
+from tune_model.package.attach.structure import Structure
 from tune_model.package.load import start
 from tune_model.package.parts import part_for_device
 from tune_model.package.read import Artifact, open_artifact
@@ -78,9 +79,9 @@ class Attachment:
         self._lock = threading.Lock()
         self._answered = 0
         self._unmatched: Counter[str] = Counter()
-        self._original: Callable[..., Any] = module.forward
         self._own = vars(module).get("forward")
-        self._installed = _Forward(module, self.call, self._original)
+        self._structure = Structure(module)
+        self._installed = _Forward(module, self.call, module.forward)
         module.forward = self._installed
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -92,8 +93,9 @@ class Attachment:
         import torch
 
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-            return self._original(*args, **kwargs)
+            return self._run_original(args, kwargs)
         try:
+            self._structure.check()
             self.tuned.check_weights()
             answer = self._calls(args, kwargs)
         except Unmatched as reason:
@@ -101,10 +103,15 @@ class Attachment:
                 self._unmatched[str(reason)] += 1
             if self._strict:
                 raise NotAnsweredError(f"{reason}; the tuned programs do not answer such a call") from None
-            return self._original(*args, **kwargs)
+            return self._run_original(args, kwargs)
         with self._lock:
             self._answered += 1
         return answer
+
+    def _run_original(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._own is not None:
+            return self._own(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
 
     @property
     def answered(self) -> int:
@@ -161,6 +168,10 @@ def attach(
 
     if not isinstance(module, torch.nn.Module):
         raise OtherModelError(f"{artifact}: attached to a {type(module).__name__}; expected a torch.nn.Module")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise OtherModelError(
+            f"{artifact}: attached to a scripted module; expected the torch.nn.Module it was made from"
+        )
     if isinstance(vars(module).get("forward"), _Forward):
         raise OtherModelError(f"{artifact}: the module runs on an artifact already; expected to be detached first")
     key = None if verify_key is None else read_verify_key(verify_key)

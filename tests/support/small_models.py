@@ -112,3 +112,31 @@ class Mixed(torch.nn.Module):
 def make_mixed() -> torch.nn.Module:
     torch.manual_seed(0)
     return Mixed()
+
+
+class Gate(torch.nn.Module):
+    """A layer whose activation is a plain function among its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.activation = torch.relu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.activation(self.linear(x))
+
+
+class Gated(torch.nn.Module):
+    """One such layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Gate()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def make_gated() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return Gated()

@@ -386,3 +386,5 @@ def test_another_model_is_refused(write: Any, tmp_path: Path):
         tune_model.attach(nn.Identity(), path)
     with pytest.raises(OtherModelError, match=r"attached to a NoneType; expected a torch\.nn\.Module"):
         tune_model.attach(None, path)  # type: ignore[arg-type]
+    with pytest.raises(OtherModelError, match=r"scripted module; expected the torch\.nn\.Module it was made from"):
+        tune_model.attach(torch.jit.script(nn.Linear(2, 2)), path)

@@ -139,7 +139,7 @@ class BoundWeights:
             tensor = origin.tensor() if held is None else held
             if tensor is None:
                 continue
-            changed = tensor.data_ptr() != origin.address
+            changed = _address(tensor) != origin.address
             if origin.copied and not changed:
                 changed = _version(tensor) != origin.version
                 if thorough and not changed and origin.probe is not None:
@@ -207,6 +207,14 @@ def _put(old: _Kept | None, new: BoundWeight) -> tuple[_Kept, bool]:
         before.copy_(after)
         return old, False
     return _Kept(new._replace(origins=()), not _aliases(new)), True
+
+
+def _address(tensor: Tensor) -> int | None:
+    """Return where a tensor lies, if it lies anywhere: a module's parameter may be sparse by now."""
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, ValueError):
+        return None
 
 
 def _plain(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from tune_model.runtime.execution.layout import Layout, layout_of
 from tune_model.runtime.operators.allowed import resolve
 from tune_model.runtime.program import Cast, Concatenate, Pack, Program, Transform, Transpose, Weight
 from tune_model.runtime.weights.checkpoint import Checkpoint, Scratch, WeightSource, open_checkpoint
+from tune_model.runtime.weights.dense import not_dense
 from tune_model.runtime.weights.names import WeightError, resolve_names
 
 __all__ = [
@@ -120,7 +121,10 @@ def _check(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint) -> No
     """
     layout = layout_of(weight.type)
     for name in sources:
-        dtype, held = checkpoint.dtype(name), checkpoint.held(name)
+        held = checkpoint.held(name)
+        if held is not None and (seen := not_dense(held)) is not None:
+            raise WeightError(f"weight {name!r} is {seen}; expected a dense tensor ({torch.strided}) of {layout.dtype}")
+        dtype = checkpoint.dtype(name)
         if held is not None and held.is_meta:
             raise WeightError(f"weight {name!r} has no values (it is on the meta device)")
         if dtype != layout.dtype and not (dtype.is_floating_point and layout.dtype.is_floating_point):
@@ -141,7 +145,8 @@ def _make(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint, scratc
     plain = all(isinstance(t, Cast | Pack) for t in weight.transforms) and len(sources) == 1
     kept = checkpoint.held(sources[0]) if plain else None
     packing = weight_packing(weight)
-    if kept is not None and kept.device == scratch.device and kept.dtype == layout.dtype and kept.is_contiguous():
+    as_is = kept is not None and kept.device == scratch.device and kept.dtype == layout.dtype and kept.is_contiguous()
+    if kept is not None and as_is and not kept.is_neg():  # torch notes a minus sign beside the memory, too
         tensor = kept.detach()
         if packing is None and tensor.data_ptr() % _ALIGNMENT:
             tensor = tensor.clone()

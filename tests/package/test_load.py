@@ -74,6 +74,22 @@ def test_weights_must_fit(artifact_file: Path):
         tune_model.load(artifact_file, weights={n: t for n, t in two_layers.weights().items() if n != "w1"})
 
 
+def test_weights_must_be_dense(artifact_file: Path):
+    """A sparse tensor ended in a bare error of torch's, from the middle of loading."""
+    weights = two_layers.weights()
+    tuned = tune_model.load(artifact_file, weights=weights)
+    x = torch.randn(1, two_layers.WIDTH)
+    sparse = {**weights, "w1": weights["w1"].to_sparse()}
+    says = (
+        r"weight 'w1' is a tensor of layout torch\.sparse_coo; expected a dense tensor \(torch\.strided\) of torch\.fl"
+    )
+    with pytest.raises(WeightError, match=says):
+        tune_model.load(artifact_file, weights=sparse)
+    with pytest.raises(WeightError, match=says):
+        tuned.reload_weights(sparse)
+    assert error_of(tuned(x), x) < 1e-6
+
+
 def test_an_artifact_for_a_gpu_is_refused_without_one(artifact_file: Path):
     with pytest.raises(DeviceError, match="is not there"):
         tune_model.load(artifact_file, weights=two_layers.weights(), device="cuda:99")

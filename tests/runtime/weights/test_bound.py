@@ -125,6 +125,16 @@ def test_copies_that_are_out_of_date_are_named(change: object):
     assert bound.stale() == ("k.weight",)
 
 
+def test_a_parameter_that_lies_nowhere_any_more_is_named():
+    """Asking a sparse one for its address ended every later call in an error of torch's."""
+    module = Layer()
+    bound = BoundWeights(programs(*ALL), module, CPU)
+    module.k.weight = nn.Parameter(module.k.weight.detach().to_sparse())
+    assert bound.stale() == bound.stale(thorough=True) == ("k.weight",)
+    with pytest.raises(WeightError, match=r"weight 'k\.weight' is a tensor of layout torch\.sparse_coo"):
+        bound.reload()
+
+
 def test_changes_without_a_version_are_found_by_a_thorough_look():
     module = Layer()
     bound = BoundWeights(programs(*ALL), module, CPU)

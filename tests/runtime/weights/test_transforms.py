@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 from small_programs import f32, softmax_program
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tune_model.runtime.program import Cast, Concatenate, Pack, Program, TensorType, Transpose, Weight
 from tune_model.runtime.weights.checkpoint import CheckpointError, open_checkpoint
@@ -63,6 +64,14 @@ def test_packed_weights_multiply_as_the_plain_ones_do(layout: str, rows: int | N
     torch.testing.assert_close(out.double(), x.double() @ source["b.weight"].double().T, atol=1e-5, rtol=1e-5)
 
 
+def test_a_sign_that_is_noted_beside_the_memory_counts():
+    """torch negates such a view when it is read; its memory has the other sign, and kernels read memory."""
+    value = torch.randn(4, 8)
+    bound = bind_weights([program(A)], {"a.weight": torch._neg_view(value)}, "cpu")
+    assert not bound["a"].is_neg()
+    assert torch.equal(bound["a"], -value)
+
+
 def test_misaligned_tensors_are_moved():
     memory = torch.randn(33)
     bound = bind_weights([program(A)], {"a.weight": memory[1:].view(4, 8)}, "cpu")
@@ -111,12 +120,31 @@ def test_a_prefix_on_either_side_is_seen_through():
     assert bind_weights([program(HEAD, EMBED)], inner, "cpu")["head"].shape == (10, 8)
 
 
+NOT_DENSE: dict[str, Tensor] = {
+    "a tensor of layout torch.sparse_coo": torch.eye(4, 8).to_sparse(),
+    "a tensor of layout torch.sparse_csr": torch.eye(4, 8).to_sparse_csr(),
+    "a tensor of layout torch._mkldnn": torch.eye(4, 8).to_mkldnn(),
+    "a quantised tensor (torch.qint8)": torch.quantize_per_tensor(torch.eye(4, 8), 0.1, 0, torch.qint8),
+    "a nested tensor (torch.strided)": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    "a nested tensor (torch.jagged)": torch.nested.nested_tensor([torch.zeros(2, 8)], layout=torch.jagged),
+    "not initialised (of a lazy module)": nn.LazyLinear(4).weight,
+    "a FakeTensor": FakeTensorMode().from_tensor(torch.eye(4, 8)),
+}
+"""Kinds of tensors whose elements do not lie at strides; each ended in a bare error of torch's."""
+
 BAD = [
     ({"a.weight": torch.zeros(4, 8)}, "1 of 2 weights are missing from the checkpoint: b.weight; it has 1 names"),
     ({}, "2 of 2 weights are missing from the checkpoint: a.weight, b.weight"),
     ({**tensors(), "a.weight": torch.zeros(5, 8)}, "weight 'a' is [5, 8] (from a.weight [5, 8]); expected [4, 8]"),
     ({**tensors(), "a.weight": torch.zeros(4, 8).int()}, "is torch.int32; expected torch.float32"),
     ({**tensors(), "a.weight": torch.zeros(4, 8, device="meta")}, "has no values (it is on the meta device)"),
+    *(
+        (
+            {**tensors(), "a.weight": other},
+            f"weight 'a.weight' is {seen}; expected a dense tensor (torch.strided) of torch.float32",
+        )
+        for seen, other in NOT_DENSE.items()
+    ),
     (
         {f"{m}.{name}": value for m in ("x", "y") for name, value in tensors().items()},
         "they could be under prefix 'x.' or 'y.'",

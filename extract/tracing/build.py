@@ -17,10 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from tune_model.extract.request import FactorySource, TransformersSource
 from tune_model.extract.tracing.front_end import SourceError, UnknownAttentionError
+from tune_model.runtime.weights.dense import not_dense
 
 __all__ = [
     "Built",
@@ -42,6 +45,9 @@ _SHOWN = 300
 
 _NEARLY = 0.85
 """How alike two names must be, as difflib counts, for one to be a slip for the other: `num_hiden_layers`."""
+
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+"""Where torch has modules whose weights are packed integers."""
 
 _AUTO_CLASSES = {"causal-lm": "AutoModelForCausalLM", "encoder": "AutoModel", "forward": "AutoModel"}
 
@@ -325,7 +331,8 @@ def build_factory(source: FactorySource, dtype: str, *, real: bool = False) -> t
         real: Keep real parameters; otherwise they are on meta.
 
     Raises:
-        SourceError: It cannot be imported or called, or returns something else than a module.
+        SourceError: It cannot be imported or called, or returns something else than a module with dense weights: a
+            scripted or quantised one, or one whose lazy parameters have no shape yet.
     """
     module_name, _, attribute = source.factory.partition(":")
     if not module_name or not attribute:
@@ -356,4 +363,43 @@ def build_factory(source: FactorySource, dtype: str, *, real: bool = False) -> t
             ) from error
     if not isinstance(made, torch.nn.Module):
         raise SourceError(f"the factory {source.factory} returned a {type(made).__name__}; expected a torch.nn.Module")
-    return made.to(torch_dtype(dtype)).eval()
+    title = f"the factory {source.factory}"
+    _check_plain(made, title)
+    try:
+        return made.to(torch_dtype(dtype)).eval()
+    except Exception as error:  # modules may do anything in `to` and `eval`
+        hint = " (save a program of torch.export as .pt2, for source: pt2)" if isinstance(made, GraphModule) else ""
+        raise SourceError(
+            f"{title} returned a {type(made).__name__} that cannot be brought to {dtype} and evaluation mode:"
+            f" {type(error).__name__}: {first_line(error)}{hint}"
+        ) from error
+
+
+def _check_plain(module: torch.nn.Module, title: str) -> None:
+    """Refuse what torch.export cannot look into, and weights that no program can read.
+
+    Raises:
+        SourceError: A part is scripted or quantised, or a parameter is lazy or not dense.
+    """
+    for path, child in module.named_modules():
+        cls = type(child)
+        part = f"a module whose {path} is a" if path else "a"
+        if isinstance(child, torch.jit.ScriptModule):
+            raise SourceError(
+                f"{title} returned {part} {cls.__name__}; scripted and traced modules are not supported: expected the"
+                " plain torch.nn.Module, before torch.jit"
+            )
+        if cls.__module__.startswith(_QUANTISED):
+            raise SourceError(
+                f"{title} returned {part} {cls.__module__}.{cls.__name__}; quantised modules are not supported:"
+                " expected the module before it was quantised"
+            )
+        saved = ((n, b) for n, b in child._buffers.items() if n not in child._non_persistent_buffers_set)
+        for name, tensor in (*child._parameters.items(), *saved):
+            seen = None if tensor is None else not_dense(tensor)
+            if seen is not None:
+                wanted = "a dense tensor (torch.strided)"
+                if is_lazy(tensor):
+                    wanted = "it to be initialised: call the module once with a sample input before returning it"
+                inner = f"{path}.{name}" if path else name
+                raise SourceError(f"{title} returned a module whose {inner} is {seen}; expected {wanted}")

@@ -140,6 +140,36 @@ MODELS: dict[str, tuple[str, str]] = {
         FACTORY + "the model gives no finite number for random inputs",
     ),
     "a forward that exits": (SMALL.replace("Linear", "Leaving"), FACTORY + ".*bad_models.py:.*SystemExit: gone"),
+    "a lazy module": (
+        SMALL.replace("Linear", "Lazy"),
+        FACTORY + r"the factory bad_models:Lazy returned a module whose linear.0.weight is not initialised \(of a lazy "
+        r"module\); expected it to be initialised: call the module once with a sample input before returning it",
+    ),
+    "a scripted module": (
+        SMALL.replace("Linear", "scripted"),
+        FACTORY + "the factory bad_models:scripted returned a RecursiveScriptModule; scripted and traced modules are "
+        "not supported: expected the plain torch.nn.Module, before torch.jit",
+    ),
+    "a module of torch.jit.trace": (
+        SMALL.replace("Linear", "jit_traced"),
+        FACTORY + ".*returned a TopLevelTracedModule; scripted and traced modules are not supported",
+    ),
+    "a module that is scripted in part": (
+        SMALL.replace("Linear", "partly_scripted"),
+        FACTORY + ".*returned a module whose inner is a RecursiveScriptModule; scripted and traced modules are not",
+    ),
+    "a quantised module": (
+        SMALL.replace("Linear", "quantised"),
+        FACTORY + r".*whose inner is a torch.ao.nn.quantized.dynamic.*\.Linear; quantised modules are not supported",
+    ),
+    "sparse weights": (
+        SMALL.replace("Linear", "Sparse"),
+        FACTORY + r".*whose linear.weight is a tensor of layout torch.sparse_coo; expected a dense tensor \(torch.str",
+    ),
+    "a program of torch.export": (
+        SMALL.replace("Linear", "exported"),
+        FACTORY + r".*a GraphModule that cannot be brought to float32 and evaluation mode: .*for source: pt2\)",
+    ),
     "a factory that exits": (SMALL.replace("Linear", "leaving"), FACTORY + ".*failed: SystemExit: gone"),
     "a factory that fails": (SMALL.replace("Linear", "failing"), FACTORY + ".*failed: ValueError: no such file"),
     "a factory of numbers": (SMALL.replace("Linear", "number"), FACTORY + ".*returned a int; expected a torch"),

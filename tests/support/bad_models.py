@@ -71,6 +71,59 @@ class PartlyUndefined(Linear):
         return torch.log(self.linear(x)) + torch.log(torch.arange(8.0))
 
 
+class Lazy(Linear):
+    """Has no weights until it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d())
+
+
+class Initialised(Lazy):
+    """Has been called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self(torch.zeros(2, 8))
+
+
+class Sparse(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear.weight = nn.Parameter(self.linear.weight.detach().to_sparse())
+
+
+class Outer(Linear):
+    """Has another module inside."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.linear(x))
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(nn.Linear(8, 8))
+
+
+def partly_scripted() -> nn.Module:
+    return Outer(scripted())
+
+
+def jit_traced() -> nn.Module:
+    return torch.jit.trace(nn.Linear(8, 8), torch.zeros(2, 8))
+
+
+def quantised() -> nn.Module:
+    return Outer(torch.ao.nn.quantized.dynamic.Linear(8, 8))
+
+
+def exported() -> nn.Module:
+    return torch.export.export(nn.Linear(8, 8), (torch.zeros(2, 8),)).module()
+
+
 def failing() -> nn.Module:
     raise ValueError("no such file:\nweights.bin")
 

@@ -64,3 +64,10 @@ def test_a_missing_search_path_is_named():
 def test_real_parameters_on_request():
     assert not build_factory(FactorySource("small_models:make_mixed"), "float32", real=True).inner.weight.is_meta
     assert isinstance(make_mixed(), Mixed)
+
+
+def test_a_lazy_module_that_was_called_has_its_weights():
+    module = build_factory(FactorySource("bad_models:Initialised"), "float32", real=True)
+    assert module.linear[0].weight.shape == (8, 8)
+    with pytest.raises(SourceError, match=r"whose linear\.0\.weight is not initialised"):
+        build_factory(FactorySource("bad_models:Lazy"), "float32", real=True)

@@ -25,6 +25,7 @@ from tune_model.runtime.launch.machine_code import CodeLoader, device_index
 from tune_model.runtime.program import Program
 from tune_model.runtime.weights.bound import BoundWeights, SharedMemory, StaleWeightsWarning
 from tune_model.runtime.weights.checkpoint import WeightSource
+from tune_model.runtime.weights.dense import not_dense
 
 __all__ = ["ForkedProcessError", "ModelParts", "TunedModel"]
 
@@ -141,9 +142,9 @@ class TunedModel:
         """Move an input to the model's device; what is no tensor, the program refuses."""
         if not isinstance(value, Tensor):
             return value
-        if value.is_meta or value.layout != torch.strided:
-            kind = "meta" if value.is_meta else str(value.layout).removeprefix("torch.")
-            raise InputError(f"input {name!r} is a {kind} tensor; expected one with values at strides")
+        seen = "a meta tensor" if value.is_meta else not_dense(value)
+        if seen is not None:
+            raise InputError(f"input {name!r} is {seen}; expected a dense tensor ({torch.strided}) with values")
         return value.to(self.device)
 
     def _with_fresh_cache(self, program: Program, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

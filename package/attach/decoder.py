@@ -99,6 +99,8 @@ class DecoderCalls:
         kept = given.pop("logits_to_keep", 0)
         use_cache = given.get("use_cache")
         check_settings(given)
+        given_tensors = [tensor for tensor in (ids, mask, positions) if isinstance(tensor, Tensor)]
+        check_use(self._module, given_tensors, self._tuned.device.type)
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype != torch.int64 or 0 in ids.shape:
             raise Unmatched("input_ids are not (rows, length) of int64")
         if not isinstance(kept, int):
@@ -108,7 +110,6 @@ class DecoderCalls:
         for name, tensor in (("attention_mask", mask), ("position_ids", positions)):
             if tensor is not None and (not isinstance(tensor, Tensor) or tensor.dim() != 2):
                 raise Unmatched(f"{name} is not (rows, length)")
-        check_use(self._module, (), self._tuned.device.type)
         if ids.device.type == "cpu" and first_outside(ids, self._tokens) is not None:
             raise Unmatched(f"input_ids are not from 0 to {self._tokens - 1}")
         if use_cache is None:

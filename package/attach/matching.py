@@ -6,6 +6,8 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 
+from tune_model.runtime.weights.dense import not_dense
+
 __all__ = ["Unmatched", "check_settings", "check_use", "output_class", "same"]
 
 
@@ -44,10 +46,14 @@ def check_use(module: nn.Module, tensors: Sequence[Tensor], device_type: str) ->
         device_type: Where the module lies: `cuda`, `cpu`.
 
     Raises:
-        Unmatched: The module trains, somebody may want to differentiate, or autocast is on.
+        Unmatched: The module trains, somebody may want to differentiate, autocast is on, or a tensor is not dense.
     """
     if module.training:
         raise Unmatched("the module trains")
+    for tensor in tensors:
+        seen = "a meta tensor" if tensor.is_meta else not_dense(tensor)
+        if seen is not None:
+            raise Unmatched(f"an input is {seen}")
     if torch.is_grad_enabled() and (
         any(t.requires_grad for t in tensors) or any(p.requires_grad for p in module.parameters())
     ):

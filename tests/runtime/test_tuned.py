@@ -1,5 +1,6 @@
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from small_programs import (
     softmax_reference,
     softmax_weights,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tune_model.runtime.execution.executor import InputError
 from tune_model.runtime.tuned import ModelParts, TunedModel
@@ -89,12 +91,21 @@ def test_calls_that_fit_no_program_say_so_of_what_was_given():
         model()
 
 
-@pytest.mark.parametrize(("given", "kind"), [(torch.zeros(1, 3).long().to("meta"), "meta"), (None, "sparse_coo")])
-def test_tensors_without_values_at_strides_are_refused(given: torch.Tensor | None, kind: str):
-    """They failed deep in torch."""
-    ids = torch.ones(1, 3).long().to_sparse() if given is None else given
-    with pytest.raises(InputError, match=f"'input_ids' is a {kind} tensor; expected one with values at strides"):
-        language()(ids)
+NOT_DENSE: dict[str, torch.Tensor] = {
+    "a meta tensor": torch.zeros(1, 3).long().to("meta"),
+    "a tensor of layout torch.sparse_coo": torch.ones(1, 3).long().to_sparse(),
+    "a nested tensor (torch.jagged)": torch.nested.nested_tensor([torch.ones(3).long()], layout=torch.jagged),
+    "not initialised (of a lazy module)": torch.nn.LazyLinear(4).weight,
+    "a FakeTensor": FakeTensorMode().from_tensor(torch.ones(1, 3).long()),
+}
+
+
+@pytest.mark.parametrize("seen", NOT_DENSE)
+def test_tensors_without_values_at_strides_are_refused(seen: str):
+    """They failed deep in torch; a fake one has no memory, and reading it ended the process."""
+    says = f"input 'input_ids' is {seen}; expected a dense tensor (torch.strided) with values"
+    with pytest.raises(InputError, match=re.escape(says)):
+        language()(NOT_DENSE[seen])
 
 
 def test_copying_a_model_says_that_it_cannot_be_copied(model: TunedModel):

@@ -143,6 +143,21 @@ def test_sizes_out_of_range_run_the_original(bert: tuple[nn.Module, Any]):
     assert "expected int64" in reason
 
 
+def test_inputs_that_are_not_dense_are_the_originals_to_judge(write: Any):
+    """A sparse one ended in an error of torch's although the original takes it."""
+    model = original(MIXED)
+    attached = tune_model.attach(model, write("mixed", MIXED))
+    x = torch.randn(3, 8)
+    expected = original(MIXED)(x)
+    torch.testing.assert_close(model(x.to_sparse()), expected, atol=2e-5, rtol=2e-5)
+    with pytest.raises(RuntimeError, match="meta"):
+        model(x.to("meta"))
+    assert attached.unmatched() == {
+        "an input is a tensor of layout torch.sparse_coo": 1,
+        "an input is a meta tensor": 1,
+    }
+
+
 def test_a_module_of_any_kind(write: Any):
     model = original(MIXED)
     attached = tune_model.attach(model, write("mixed", MIXED))

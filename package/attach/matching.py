@@ -25,6 +25,10 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 
 
+# Fields of a configuration that stand in for arguments which are left out.
+_USUAL_OUTPUTS: Mapping[str, bool] = {"output_attentions": False, "output_hidden_states": False, "return_dict": True}
+
+
 def check_settings(settings: Mapping[str, object]) -> None:
     """Check the arguments that no program takes.
 
@@ -46,10 +50,15 @@ def check_use(module: nn.Module, tensors: Sequence[Tensor], device_type: str) ->
         device_type: Where the module lies: `cuda`, `cpu`.
 
     Raises:
-        Unmatched: The module trains, somebody may want to differentiate, autocast is on, or a tensor is not dense.
+        Unmatched: The module trains, somebody may want to differentiate, autocast is on, a tensor is not dense, or the
+            module's configuration asks for other outputs.
     """
     if module.training:
         raise Unmatched("the module trains")
+    config = getattr(module, "config", None)
+    for name, usual in _USUAL_OUTPUTS.items():
+        if config is not None and getattr(config, name, usual) is (not usual):
+            raise Unmatched(f"the configuration has {name} {not usual}")
     for tensor in tensors:
         seen = "a meta tensor" if tensor.is_meta else not_dense(tensor)
         if seen is not None:

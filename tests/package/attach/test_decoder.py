@@ -181,6 +181,19 @@ def test_other_calls_run_the_original_and_are_counted(pair: Pair, reason: str):
     torch.testing.assert_close(ours.logits, call(pair.model).logits, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_outputs_that_the_configuration_asks_for_are_the_originals(pair: Pair, name: str):
+    """They were left out, although the model's own answers have them."""
+    pair.model.set_attn_implementation("eager")
+    setattr(pair.model.config, name, True)
+    out = pair.model(ids(1, 4), logits_to_keep=1)
+    assert len(out[name.removeprefix("output_")]) >= REQUEST.source.config["num_hidden_layers"]
+    assert (pair.attached.answered, pair.attached.unmatched()) == (0, {f"the configuration has {name} True": 1})
+    setattr(pair.model.config, name, False)
+    pair.model(ids(1, 4), logits_to_keep=1)
+    assert pair.attached.answered == 1
+
+
 def test_training_an_attached_model_trains_what_it_runs_on(pair: Pair):
     tokens = ids(2, 6)
     with torch.enable_grad():

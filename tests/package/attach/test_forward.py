@@ -104,6 +104,16 @@ def test_other_calls_of_an_encoder_run_the_original(bert: tuple[nn.Module, Any])
     assert attached.answered == 0
 
 
+def test_a_configuration_that_asks_for_tuples_gets_them(bert: tuple[nn.Module, Any]):
+    model, attached = bert
+    expected = model(**tokens(1, 8))
+    model.config.return_dict = False
+    assert isinstance(model(**tokens(1, 8)), tuple)
+    assert attached.unmatched() == {"the configuration has return_dict False": 1}
+    model.config.return_dict = True
+    assert type(model(**tokens(1, 8))) is type(expected)
+
+
 def test_training_and_autocast_are_the_originals(write: Any):
     """Without gradients a module in training mode lost its dropout, and autocast its dtype."""
     for request, given in ((BERT, tokens(2, 8)), (MIXED, {"x": torch.randn(3, 8)})):

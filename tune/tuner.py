@@ -40,7 +40,7 @@ from tune_model.tune.records.database import Finalist
 from tune_model.tune.search.contest import Contest
 from tune_model.tune.search.groupings import choose_grouping
 from tune_model.tune.search.guard import Guard
-from tune_model.tune.search.invariance import Entry, is_bound, served_at_every_size, settle_invariant
+from tune_model.tune.search.invariance import RaceTimes, is_bound, served_at_every_size, settle_invariant
 from tune_model.tune.search.launch_forms import LaunchForms
 from tune_model.tune.search.layouts import Settlement
 from tune_model.tune.search.race import select_winner
@@ -200,7 +200,7 @@ class _Run:
         A form of which a task could not be measured again keeps the extern, as all that is unconfirmed does.
         """
         while True:
-            entries = {key: Entry(self._held_us(contest), contest.refused) for key, contest in bound.items()}
+            entries = {key: RaceTimes(self._held_us(contest), contest.refused) for key, contest in bound.items()}
             chosen: dict[str, Finalist] = {}
             for key, candidate in settle_invariant(self.plan, entries).items():
                 us = entries[key].times_us[candidate]

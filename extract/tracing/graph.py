@@ -32,7 +32,15 @@ from tune_model.extract.tracing.import_graph import (
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.expression import Dim
 
-__all__ = ["Entry", "ExampleInput", "Run", "example_sizes", "fix_single_sizes", "import_functional", "trace_graph"]
+__all__ = [
+    "ExampleInput",
+    "Run",
+    "Subject",
+    "example_sizes",
+    "fix_single_sizes",
+    "import_functional",
+    "trace_graph",
+]
 
 Run = Callable[[torch.nn.Module, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
@@ -44,7 +52,7 @@ class ExampleInput(NamedTuple):
     dtype: torch.dtype
 
 
-class Entry(NamedTuple):
+class Subject(NamedTuple):
     """What to trace.
 
     Attributes:
@@ -69,7 +77,7 @@ class Entry(NamedTuple):
 class _Function(torch.nn.Module):
     """The traced function: one dict in, a tuple of tensors out."""
 
-    def __init__(self, entry: Entry, names: list[str]) -> None:
+    def __init__(self, entry: Subject, names: list[str]) -> None:
         super().__init__()
         self.model = entry.built.module
         self._run = entry.run
@@ -98,7 +106,7 @@ def example_sizes(inputs: Iterable[ExampleInput], phases: Iterable[Phase]) -> di
     return found
 
 
-def trace_graph(entry: Entry, phases: Iterable[Phase], sizes: Mapping[str, int]) -> Trace:
+def trace_graph(entry: Subject, phases: Iterable[Phase], sizes: Mapping[str, int]) -> Trace:
     """Trace one phase.
 
     Args:
@@ -143,7 +151,7 @@ def fix_single_sizes(what: str, phases: Iterable[Phase], attempt: Callable[[Mapp
         return trace._replace(notes=(*trace.notes, *notes))
 
 
-def _trace(entry: Entry, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> Trace:
+def _trace(entry: Subject, sizes: Mapping[str, int], fixed: Mapping[str, int]) -> Trace:
     def settle(dim: Dim) -> Dim:
         return fixed.get(dim, dim) if isinstance(dim, str) else dim
 

@@ -8,7 +8,7 @@ from tune_model.extract.checking.grid import check_grid, check_names
 from tune_model.extract.request import FactorySource, Request
 from tune_model.extract.tracing.build import Built, build_factory, make_fake, torch_dtype
 from tune_model.extract.tracing.front_end import SourceError, Trace, TraceError
-from tune_model.extract.tracing.graph import Entry, ExampleInput, Run, example_sizes, trace_graph
+from tune_model.extract.tracing.graph import ExampleInput, Run, Subject, example_sizes, trace_graph
 from tune_model.extract.tracing.import_graph import NamedInput
 from tune_model.extract.tracing.outputs import named_outputs
 
@@ -59,7 +59,7 @@ def trace_built(request: Request, built: Built, inputs: tuple[ExampleInput, ...]
     run = call_by_name(built.module)
     traces = []
     for phase in request.phases:
-        entry = Entry(phase.name, model, built, run, inputs, {}, {})
+        entry = Subject(phase.name, model, built, run, inputs, {}, {})
         trace = trace_graph(entry, request.phases, example_sizes(inputs, request.phases))
         check_grid(trace.program, phase, model)
         notes = ("torch.export with dynamic sizes", *trace.notes)

@@ -18,7 +18,7 @@ from tune_model.extract.tracing.attention_step import (
 from tune_model.extract.tracing.build import Built, build_transformers, load_config, make_fake, torch_dtype
 from tune_model.extract.tracing.cache_steps import add_cache
 from tune_model.extract.tracing.front_end import SourceError, Trace, TraceError, UnknownAttentionError
-from tune_model.extract.tracing.graph import Entry, ExampleInput, Run, example_sizes, trace_graph
+from tune_model.extract.tracing.graph import ExampleInput, Run, Subject, example_sizes, trace_graph
 from tune_model.extract.tracing.import_graph import NamedInput
 from tune_model.extract.tracing.likeliest import add_likeliest_token
 from tune_model.extract.tracing.one_token import at_one_token
@@ -135,7 +135,7 @@ def _trace_tokens(decoder: _Decoder, phase: str) -> Trace:
     if not decode:
         inputs.append(ExampleInput(NamedInput("logits_index", (1,), ValueRange(0, "sequence - 1")), _INT))
     log.layers.clear()
-    entry = Entry(
+    entry = Subject(
         phase=phase,
         model=f"the {config.model_type} model",
         built=built,
@@ -228,7 +228,7 @@ def _trace_with_attention(
     built = make_fake(model)
     traces = []
     for phase in request.phases:
-        entry = Entry(phase.name, f"the {config.model_type} model", built, run, inputs, {}, saved)
+        entry = Subject(phase.name, f"the {config.model_type} model", built, run, inputs, {}, saved)
         trace = trace_graph(entry, request.phases, example_sizes(inputs, request.phases))
         check_grid(trace.program, phase, entry.model)
         notes = ("torch.export with dynamic sizes", *trace.notes)

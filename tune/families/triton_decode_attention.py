@@ -119,10 +119,7 @@ class TritonDecodeAttention:
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
         """Compile the attention and, with several splits, the combine."""
-        plan = self.plan(task, config)
-        if isinstance(plan, Rejected) or not isinstance(target, CudaTarget):
-            return plan if isinstance(plan, Rejected) else Rejected("unsupported", "a CUDA kernel")
-        return build_kernel(plan, target)
+        return build_kernel(self.plan(task, config), target)
 
 
 def _refusal(read: AttentionForm) -> Rejected | None:

@@ -98,10 +98,7 @@ class TritonFlashAttention:
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
         """Compile the attention and, where the form has one, the append to the cache."""
-        plan = self.plan(task, config)
-        if isinstance(plan, Rejected) or not isinstance(target, CudaTarget):
-            return plan if isinstance(plan, Rejected) else Rejected("unsupported", "a CUDA kernel")
-        return build_kernel(plan, target)
+        return build_kernel(self.plan(task, config), target)
 
 
 def _refusal(read: AttentionForm) -> Rejected | None:

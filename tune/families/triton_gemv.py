@@ -59,10 +59,7 @@ class TritonGemv:
 
     def build(self, task: Task, config: Config, target: Target) -> Built | Rejected:
         """Generate the epilogue and compile."""
-        plan = self.plan(task, config)
-        if isinstance(plan, Rejected) or not isinstance(target, CudaTarget):
-            return plan if isinstance(plan, Rejected) else Rejected("unsupported", "a CUDA kernel")
-        return build_kernel(plan, target)
+        return build_kernel(self.plan(task, config), target)
 
 
 FAMILY = TritonGemv()

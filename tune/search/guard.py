@@ -33,7 +33,7 @@ _TOLERATED: Final = 0.97
 
 _REPEATS: Final = 3
 
-Entry = tuple[Candidate, Built]
+Rival = tuple[Candidate, Built]
 
 
 def judge(finalist: Finalist, found: Confirmation, extern: Finalist) -> Finalist | Rejected:
@@ -217,7 +217,7 @@ class Guard:
         self._found[task, winner.candidate] = found
         return True
 
-    def _measure(self, contest: Contest, baseline: Entry, winner: Entry) -> Confirmation | Rejected:
+    def _measure(self, contest: Contest, baseline: Rival, winner: Rival) -> Confirmation | Rejected:
         """Check a winner and time it beside the extern; `Rejected` when the task cannot be measured.
 
         A failure is final for its key, so one that a busy machine may have caused has to happen twice.
@@ -227,7 +227,7 @@ class Guard:
             found = self._look(contest, baseline, winner)
         return self._refuse(contest, winner[0], found.rejected) if isinstance(found, _Failed) else found
 
-    def _look(self, contest: Contest, baseline: Entry, winner: Entry) -> Confirmation | Rejected | _Failed:
+    def _look(self, contest: Contest, baseline: Rival, winner: Rival) -> Confirmation | Rejected | _Failed:
         device = self.shop.device
         opened = device.open(
             Bench(contest.planned.task, contest.policy, baseline[1], contest.trials.seed ^ OTHER_INPUTS)
@@ -251,7 +251,7 @@ class Guard:
         finally:
             device.finish()
 
-    def _compare(self, contest: Contest, pair: tuple[Entry, Entry]) -> tuple[Samples | Rejected, ...] | Rejected:
+    def _compare(self, contest: Contest, pair: tuple[Rival, Rival]) -> tuple[Samples | Rejected, ...] | Rejected:
         """Time the pair interleaved, again while other processes are in the way."""
         for attempt in range(_REPEATS):
             times = self.shop.device.compare(pair, contest.policy.final)

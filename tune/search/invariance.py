@@ -14,8 +14,8 @@ from tune_model.runtime.errors import TuneModelError
 from tune_model.tune.candidate import Candidate, Rejected
 
 __all__ = [
-    "Entry",
     "NoInvariantKernelError",
+    "RaceTimes",
     "is_bound",
     "refuse_variant",
     "served_at_every_size",
@@ -31,7 +31,7 @@ class NoInvariantKernelError(TuneModelError):
     """A matmul has no kernel that is invariant at all its sizes."""
 
 
-class Entry(NamedTuple):
+class RaceTimes(NamedTuple):
     """What one race says.
 
     Attributes:
@@ -55,7 +55,7 @@ def refuse_variant(task: Task, family: str) -> Rejected | None:
     return Rejected("variant", "a row's last bits may depend on the number of rows")
 
 
-def settle_invariant(plan: Plan, entries: Mapping[str, Entry]) -> dict[str, Candidate]:
+def settle_invariant(plan: Plan, entries: Mapping[str, RaceTimes]) -> dict[str, Candidate]:
     """Choose one candidate for all tasks of a form that are bound.
 
     Args:
@@ -108,7 +108,7 @@ def _groups(tasks: Sequence[PlannedTask]) -> list[list[PlannedTask]]:
     return [members for _, members in groups]
 
 
-def _none(group: Sequence[PlannedTask], entries: Mapping[str, Entry]) -> NoInvariantKernelError:
+def _none(group: Sequence[PlannedTask], entries: Mapping[str, RaceTimes]) -> NoInvariantKernelError:
     reasons = dict.fromkeys(
         f"{candidate.family}: {rejected.detail}"
         for task in group

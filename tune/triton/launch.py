@@ -23,7 +23,7 @@ from tune_model.runtime.kernel import (
 )
 from tune_model.runtime.kernel import Kernel as RuntimeKernel
 from tune_model.tune.candidate import Built, Rejected
-from tune_model.tune.target import CudaTarget
+from tune_model.tune.target import CudaTarget, Target
 from tune_model.tune.triton.compile import Binary, Options, Source, compile_kernel
 
 __all__ = ["Argument", "Constant", "KernelPlan", "Launch", "SizeOf", "Slot", "build_kernel", "specialise"]
@@ -158,8 +158,12 @@ def specialise(launch: Launch) -> Source:
     return _collect(launch)[0]
 
 
-def build_kernel(plan: KernelPlan, target: CudaTarget) -> Built | Rejected:
-    """Compile every launch and state the whole kernel."""
+def build_kernel(plan: KernelPlan | Rejected, target: Target) -> Built | Rejected:
+    """Compile every launch and state the whole kernel; what was rejected before stays so."""
+    if isinstance(plan, Rejected):
+        return plan
+    if not isinstance(target, CudaTarget):
+        return Rejected("unsupported", "a CUDA kernel")
     steps: list[KernelStep] = []
     code: dict[str, bytes] = {}
     demands: dict[Requirement, None] = dict.fromkeys(plan.requires)

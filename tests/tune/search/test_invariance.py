@@ -15,7 +15,7 @@ from tune_model.tune.device import Bench, Passed
 from tune_model.tune.families import families_for, family_named
 from tune_model.tune.families.aten import FAMILY as ATEN
 from tune_model.tune.options import TuneOptions
-from tune_model.tune.search.invariance import Entry, NoInvariantKernelError, refuse_variant, settle_invariant
+from tune_model.tune.search.invariance import NoInvariantKernelError, RaceTimes, refuse_variant, settle_invariant
 from tune_model.tune.tuner import tune_with
 from tune_model.tune.workshop import Workshop
 
@@ -36,8 +36,8 @@ def tile(number: int, family: str = "triton_matmul") -> Candidate:
     return Candidate(family, (("block_m", number),))
 
 
-def entries(plan: Plan, *times: dict[Candidate, float]) -> dict[str, Entry]:
-    return {task.key: Entry(known, ()) for task, known in zip(plan.tasks, times, strict=True)}
+def entries(plan: Plan, *times: dict[Candidate, float]) -> dict[str, RaceTimes]:
+    return {task.key: RaceTimes(known, ()) for task, known in zip(plan.tasks, times, strict=True)}
 
 
 def test_one_candidate_serves_all_sizes_by_the_weighted_sum():
@@ -62,7 +62,7 @@ def test_nothing_that_serves_every_size_is_an_error_that_says_so():
     with pytest.raises(NoInvariantKernelError, match=r"matmul 1x16x32, matmul 64x16x32 .* timed at every size"):
         settle_invariant(plan, known)
     why = [(Candidate("triton_matmul"), Rejected("unsupported", "a CUDA kernel"))]
-    refused = {key: Entry({Candidate("aten"): 1.0}, why) for key in known}
+    refused = {key: RaceTimes({Candidate("aten"): 1.0}, why) for key in known}
     with pytest.raises(NoInvariantKernelError, match="triton_matmul: a CUDA kernel"):
         settle_invariant(plan, refused)
 

@@ -15,8 +15,9 @@ from tune_model.extract.request import ExportedSource, FactorySource, Request, T
 from tune_model.extract.rewrite import rewrite
 from tune_model.extract.task import Plan, Rival, Skipped
 from tune_model.extract.tasks import collect
-from tune_model.extract.tracing.front_end import Trace
-from tune_model.runtime.program import Constant, Program
+from tune_model.extract.tracing.front_end import Trace, TraceError
+from tune_model.runtime.program import Constant, Input, Program, Weight
+from tune_model.runtime.weights.checkpoint import STORED_DTYPES
 
 __all__ = ["Extraction", "extract", "lower"]
 
@@ -123,8 +124,13 @@ def trace(request: Request) -> tuple[Trace, ...]:
 
 
 def lower(raw: Trace, widest: Grouping = USUAL) -> Lowered:
-    """Rewrite a raw trace and form its regions, in every grouping up to the widest."""
+    """Rewrite a raw trace and form its regions, in every grouping up to the widest.
+
+    Raises:
+        TraceError: Something is of a dtype that no artifact holds.
+    """
     rewritten = rewrite(raw.program)
+    _check_dtypes(rewritten)
     program, skipped = group(rewritten)
     others: list[tuple[Grouping, Grouped]] = []
     for grouping in other_groupings(widest):
@@ -134,6 +140,20 @@ def lower(raw: Trace, widest: Grouping = USUAL) -> Lowered:
     used = {c.key for c in program.constants}
     constants = {k: v for k, v in raw.constants.items() if k in used}
     return Lowered(Trace(program, constants, raw.notes), skipped, tuple(others))
+
+
+def _check_dtypes(program: Program) -> None:
+    named = [*((f"{kind} {t.name!r}", t.type) for kind, tensors in _held(program) for t in tensors)]
+    for what, type_ in (*named, *((f"the value {name!r}", type_) for name, type_ in program.values.items())):
+        if type_.dtype not in STORED_DTYPES:
+            known = ", ".join(sorted(STORED_DTYPES))
+            pairs = "complex64, or pairs of real numbers (torch.view_as_real)"
+            expected = pairs if type_.dtype.startswith("complex") else f"one of {known}"
+            raise TraceError(f"{program.name}: {what} is {type_.dtype}, which no artifact holds; expected {expected}")
+
+
+def _held(program: Program) -> tuple[tuple[str, Sequence[Input | Weight | Constant]], ...]:
+    return ("the input", program.inputs), ("the weight", program.weights), ("the constant", program.constants)
 
 
 def _lower_otherwise(raw: Trace, grouping: Grouping) -> Trace:

@@ -199,7 +199,8 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
+        dtype = tensor.dtype if tensor.is_complex() else torch.float32
+        return torch.randn(tensor.shape, generator=generator, dtype=dtype).to(tensor.dtype)
 
     seen: set[int] = set()
     with torch.no_grad():
@@ -251,7 +252,10 @@ def _skeleton(module: torch.nn.Module) -> torch.nn.Module:
 def _error(seen: torch.Tensor, expected: torch.Tensor) -> float:
     if seen.shape != expected.shape:
         raise EquivalenceError(f"an output has shape {tuple(seen.shape)}; the model gives {tuple(expected.shape)}")
-    seen, expected = seen.detach().double(), expected.detach().double()
+    if seen.is_complex() != expected.is_complex():
+        raise EquivalenceError(f"an output is {seen.dtype}; the model gives {expected.dtype}")
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    seen, expected = seen.detach().to(wide), expected.detach().to(wide)
     finite = expected.isfinite()
     if expected.numel() and not finite.any():
         raise EquivalenceError("the model gives no finite number for random inputs; there is nothing to compare with")
@@ -416,4 +420,5 @@ def _fill(input_: Input, sizes: Mapping[str, int], seed: int) -> torch.Tensor:
     if input_.type.dtype.startswith(("int", "uint")):
         high = 2 if input_.values is None else evaluate(input_.values.high, sizes) + 1
         return torch.randint(0, high, shape, generator=generator, dtype=getattr(torch, input_.type.dtype))
-    return torch.randn(shape, generator=generator)
+    dtype = getattr(torch, input_.type.dtype)
+    return torch.randn(shape, generator=generator, dtype=dtype if dtype.is_complex else torch.float32)

@@ -50,9 +50,9 @@ class Partition:
 
     def __init__(self, program: Program) -> None:
         self.graph = Graph(program)
-        self.classes = [classify(s) for s in self.graph.steps]
-        self.formed: list[Formed] = []
         self.misfits: dict[int, str] = {}
+        self.classes = [self._classify(index) for index in range(len(self.graph.steps))]
+        self.formed: list[Formed] = []
         self._position: dict[int, int] = {}
         self._roots: dict[str, _Root] = {}
         self._readers: dict[str, list[int]] = {}
@@ -68,6 +68,16 @@ class Partition:
             for source in self.chain(output.value):
                 self._readers.setdefault(source, []).append(READ_BY_CALLER)
         self._after, self._before = self._cache_order()
+
+    def _classify(self, index: int) -> OpClass:
+        """Return a step's class; one that computes with complex numbers joins nothing, since kernels know none."""
+        step = self.graph.steps[index]
+        kind = classify(step)
+        names = (*refs(step), *(r for r in step.results if r is not None))
+        if kind is OpClass.VIEW or not any(self.graph.type(name).dtype.startswith("complex") for name in names):
+            return kind
+        self.misfits[index] = "computes with complex numbers, which generated kernels do not know"
+        return OpClass.OTHER
 
     # ---------------------------------------------------------------------------------------------------------- values
 

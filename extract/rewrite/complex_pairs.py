@@ -1,14 +1,17 @@
 """Complex numbers as pairs of real ones, so that a rotary embedding written with them is pointwise work like any other.
 
-Models turn neighbouring features into complex numbers and multiply them by `polar(1, angle)`. Kernels know real numbers
-only, and a view as complex numbers would have to follow its source's layout. All complex values of a program are taken
-apart, or none: one that comes from an input, or that anything else reads, leaves the program as it is.
+Models turn neighbouring features into complex numbers and multiply them by `polar(1, angle)`, or by a table of such
+numbers. Kernels know real numbers only, and a view as complex numbers would have to follow its source's layout. All
+complex values that a program computes are taken apart, or none: one that the caller gets, or that anything else reads,
+leaves the program as it is. Weights, constants and inputs stay complex and are viewed as real numbers where they are
+read.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tune_model.extract.layout import VIEWS, make_type, size_args
+from tune_model.extract.algebra import polynomial
+from tune_model.extract.layout import VIEWS, make_type, size_args, strides_of
 from tune_model.extract.rewrite.graph import READ_BY_CALLER, Graph, refs
 from tune_model.extract.rewrite.relayout import relayout
 from tune_model.extract.rewrite.viewing import add_view
@@ -48,9 +51,8 @@ def _touches_complex(graph: Graph, step: Call) -> bool:
 
 
 def _is_known(graph: Graph, step: Call) -> bool:
-    made_here = all(name in graph.producer for name in refs(step) if _is_complex(graph, name))
     result = step.results[0] if len(step.results) == 1 else None
-    if not made_here or result is None or (step.op not in _RULES and step.op not in VIEWS) or step.kwargs:
+    if result is None or (step.op not in _RULES and step.op not in VIEWS) or step.kwargs:
         return False
     return not _is_complex(graph, result) or READ_BY_CALLER not in graph.readers.get(result, ())
 
@@ -82,6 +84,31 @@ class _Parts:
             raise TypeError(f"{self.step.op} takes {arg!r}; expected a tensor")
         return arg.name
 
+    def pair(self, name: str) -> _Pair | None:
+        """Return a complex value's parts, of one that nothing here computed as views; `None` of a real value."""
+        if name not in self.pairs and _is_complex(self.graph, name):
+            self.pairs[name] = self._outside(name)
+        return self.pairs.get(name)
+
+    def parts(self, at: int) -> _Pair:
+        """Return the parts of an operand that is complex."""
+        pair = self.pair(self.operand(at))
+        if pair is None:
+            raise TypeError(f"{self.step.op} takes {self.operand(at)}, which is real; expected complex numbers")
+        return pair
+
+    def _outside(self, name: str) -> _Pair:
+        type_ = self.graph.type(name)
+        strides = (*((polynomial(stride) * polynomial(2)).dim for stride in strides_of(type_)), 1)
+        real = make_type(_REAL[type_.dtype], (*type_.shape, 2), strides)
+        return self._columns(self.graph.add(self.index, Call("aten.view_as_real.default", (Ref(name),)), real, name))
+
+    def _columns(self, source: str) -> _Pair:
+        """See the two columns of a last dim as values of the other dims."""
+        shape = self.graph.type(source).shape
+        columns = [self.seen("aten.slice.Tensor", source, len(shape) - 1, start, start + 1) for start in (0, 1)]
+        return _Pair(*(self.seen("aten.view.default", column, size_args(shape[:-1])) for column in columns))
+
     def put(self, op: str, *args: Arg, shape: tuple[Dim, ...] | None = None) -> str:
         """Add a step over real tensors; its result has the shape of the step's own unless said."""
         type_ = self.graph.type(self.result)
@@ -93,7 +120,7 @@ class _Parts:
         return add_view(self.graph, self.index, op, source, *args)
 
     def _view(self) -> None:
-        pair = self.pairs[self.operand(0)]
+        pair = self.parts(0)
         rest = self.step.args[1:]
         self.pairs[self.result] = _Pair(*(self.seen(self.step.op, part, *rest) for part in pair))
 
@@ -112,20 +139,16 @@ class _Parts:
 
     def paired(self) -> None:
         """`view_as_complex`: the two columns of the last dim."""
-        source = self.operand(0)
-        last = len(self.graph.type(source).shape) - 1
-        columns = [self.seen("aten.slice.Tensor", source, last, start, start + 1) for start in (0, 1)]
-        shape = size_args(self.graph.type(self.result).shape)
-        self.pairs[self.result] = _Pair(*(self.seen("aten.view.default", column, shape) for column in columns))
+        self.pairs[self.result] = self._columns(self.operand(0))
 
     # ------------------------------------------------------------------------------------------------------- computing
 
     def product(self) -> None:
-        a, b = self.operand(0), self.operand(1)
-        if a in self.pairs and b in self.pairs:
-            self.pairs[self.result] = self._both(self.pairs[a], self.pairs[b])
+        a, b = self.pair(self.operand(0)), self.pair(self.operand(1))
+        if a is not None and b is not None:
+            self.pairs[self.result] = self._both(a, b)
             return
-        pair, factor = (self.pairs[a], b) if a in self.pairs else (self.pairs[b], a)
+        pair, factor = (self.parts(1), self.operand(0)) if a is None else (a, self.operand(1))
         self.pairs[self.result] = _Pair(*(self.put("aten.mul.Tensor", Ref(part), Ref(factor)) for part in pair))
 
     def _both(self, a: _Pair, b: _Pair) -> _Pair:
@@ -137,24 +160,24 @@ class _Parts:
         return _Pair(real, imaginary)
 
     def scaled(self) -> None:
-        pair, number = self.pairs[self.operand(0)], self.step.args[1]
+        pair, number = self.parts(0), self.step.args[1]
         self.pairs[self.result] = _Pair(*(self.put("aten.mul.Scalar", Ref(part), number) for part in pair))
 
     # --------------------------------------------------------------------------------------------------------- reading
 
     def unpaired(self) -> None:
         """`view_as_real`: both parts side by side in a last dim of two."""
-        pair = self.pairs[self.operand(0)]
+        pair = self.parts(0)
         shape = self.graph.type(self.result).shape
         columns = [self.seen("aten.view.default", part, size_args((*shape[:-1], 1))) for part in pair]
         joined = self.put("aten.cat.default", Items(tuple(Ref(column) for column in columns)), len(shape) - 1)
         self.graph.replace(self.result, joined)
 
     def real(self) -> None:
-        self.graph.replace(self.result, self.pairs[self.operand(0)].real)
+        self.graph.replace(self.result, self.parts(0).real)
 
     def imaginary(self) -> None:
-        self.graph.replace(self.result, self.pairs[self.operand(0)].imaginary)
+        self.graph.replace(self.result, self.parts(0).imaginary)
 
 
 _RULES: dict[str, Callable[[_Parts], None]] = {

@@ -327,7 +327,7 @@ def build_factory(source: FactorySource, dtype: str, *, real: bool = False) -> t
 
     Args:
         source: `package.module:callable` and where to import it from.
-        dtype: Floating-point parameters and buffers are converted to it.
+        dtype: Real floating-point parameters and buffers are converted to it; complex ones stay as they are.
         real: Keep real parameters; otherwise they are on meta.
 
     Raises:
@@ -365,8 +365,11 @@ def build_factory(source: FactorySource, dtype: str, *, real: bool = False) -> t
         raise SourceError(f"the factory {source.factory} returned a {type(made).__name__}; expected a torch.nn.Module")
     title = f"the factory {source.factory}"
     _check_plain(made, title)
+    wanted = torch_dtype(dtype)
     try:
-        return made.to(torch_dtype(dtype)).eval()
+        # `Module.to` would make complex tensors real.
+        made._apply(lambda tensor: tensor.to(wanted) if tensor.is_floating_point() else tensor)
+        return made.eval()
     except Exception as error:  # modules may do anything in `to` and `eval`
         hint = " (save a program of torch.export as .pt2, for source: pt2)" if isinstance(made, GraphModule) else ""
         raise SourceError(

@@ -76,6 +76,11 @@ class ArgumentWriter:
                 return TorchName("memory_format", str(arg).removeprefix("torch."))
             case torch.device():
                 return TorchName("device", "device")
+            case complex():
+                raise TraceError(
+                    f"an operator takes the complex number {arg!r}; expected complex numbers in tensors only, such as a"
+                    " buffer of the model"
+                )
         raise TraceError(f"an operator takes {arg!r}, a {type(arg).__name__}; expected tensors, numbers, text or types")
 
     def _node(self, node: Node) -> Arg:

@@ -114,6 +114,8 @@ _CASTS = frozenset(
 _VIEW = "aten.view.default"
 _ROW_MAJOR = (("memory_format", TorchName("memory_format", "contiguous_format")),)
 _VIEWS = frozenset({"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default"})
+_LAZY = {"aten._conj.default": "aten.conj_physical.default", "aten._neg_view.default": "aten.neg.default"}
+"""Views that leave the work to their readers; a program's values hold what they say."""
 _SPELLINGS = {
     "aten.__and__.Scalar": "aten.bitwise_and.Scalar",
     "aten.__and__.Tensor": "aten.bitwise_and.Tensor",
@@ -121,6 +123,7 @@ _SPELLINGS = {
     "aten.__or__.Tensor": "aten.bitwise_or.Tensor",
     "aten.__xor__.Scalar": "aten.bitwise_xor.Scalar",
     "aten.__xor__.Tensor": "aten.bitwise_xor.Tensor",
+    **_LAZY,
     # What transformers calls for expert layers where torch's own is missing or too strict while tracing.
     "transformers.grouped_mm_fallback.default": "aten._grouped_mm.default",
 }
@@ -276,7 +279,7 @@ class _Importer:
         name = self._unique(self.interface.weights.get(target, target))
         self.names[node] = name
         self.constants[name] = Constant(name, self.write.type(node.meta["val"]), name)
-        self.tensors[name] = value.detach().contiguous()
+        self.tensors[name] = value.detach().resolve_conj().resolve_neg().contiguous()
 
     # -------------------------------------------------------------------------------------------------------- graph
 
@@ -321,7 +324,13 @@ class _Importer:
             return
         if target._schema.is_mutable:
             raise MutationError(f"{target} writes into its argument")
-        self._emit(node, self._operator(_op_name(target)))
+        op = _op_name(target)
+        if op in _LAZY:
+            dense = torch.empty_like(node.meta["val"])
+            self.names[node] = self._declare(node.name, self.write.type(dense))
+            self._append(node, self._operator(op), (self.write.value(node),))
+            return
+        self._emit(node, self._operator(op))
 
     def _operator(self, op: str) -> str:
         """Return the name to store, once it is clear that the runtime executes it."""

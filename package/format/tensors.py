@@ -115,7 +115,7 @@ def tensor_chunks(tensors: Mapping[str, "torch.Tensor"]) -> Iterator[bytes | mem
 
     yield _header(tensors)
     for name in _order(tensors):
-        tensor = tensors[name].detach().to("cpu").contiguous()
+        tensor = tensors[name].detach().to("cpu").resolve_conj().resolve_neg().contiguous()
         if tensor.numel():
             flat = tensor.reshape(-1).view(torch.uint8).numpy().data
             yield from (flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK))

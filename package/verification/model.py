@@ -100,8 +100,9 @@ def _random(item: Input, symbols: Mapping[str, int], generator: torch.Generator)
         # Rows of different lengths, padded on the right, the first one full.
         lengths = torch.tensor([max(1, shape[1] - row * shape[1] // (2 * shape[0])) for row in range(shape[0])])
         return (torch.arange(shape[1]) < lengths[:, None]).to(dtype)
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).to(dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        drawn = dtype if dtype.is_complex else torch.float32
+        return torch.randn(shape, generator=generator, dtype=drawn).to(dtype)
     low, high = (0, 1) if item.values is None else (evaluate(v, symbols) for v in (item.values.low, item.values.high))
     return torch.randint(low, high + 1, shape, generator=generator).to(dtype)
 
@@ -126,13 +127,15 @@ def _unmasked(tensor: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _compare(name: str, seen: Tensor, wanted: Tensor, dtype: str) -> Check:
     least = _COSINE.get(dtype, 0.99)
     if seen.shape != wanted.shape:
         return Check(name, "failed", f"shape {tuple(seen.shape)}", f"shape {tuple(wanted.shape)}")
+    if seen.is_complex() != wanted.is_complex():
+        return Check(name, "failed", f"dtype {seen.dtype}", f"dtype {wanted.dtype}")
     found, reference = (_real(tensor).double().flatten() for tensor in (seen, wanted))
     numbers = torch.isfinite(reference)
     if not torch.allclose(found[~numbers], reference[~numbers], equal_nan=True):

@@ -179,5 +179,6 @@ def _numbers(name: str, like: Tensor, device: torch.device) -> Tensor:
     if like.dim() > 1:
         scale = max(like[0].numel(), 1) ** -0.5  # some have no elements, such as no register tokens
         return torch.empty(like.shape, dtype=like.dtype, device=device).normal_(0.0, scale, generator=generator)
-    tensor = torch.empty(like.shape, dtype=torch.float32, device=device).normal_(0.0, 0.1, generator=generator)
+    dtype = like.dtype if like.is_complex() else torch.float32
+    tensor = torch.empty(like.shape, dtype=dtype, device=device).normal_(0.0, 0.1, generator=generator)
     return (tensor + (1.0 if name.endswith("weight") else 0.0)).to(like.dtype)

@@ -111,7 +111,7 @@ def _inputs(program: Program, point: Point, device: torch.device) -> dict[str, t
             made[item.name] = torch.full(shape, point.sizes.get("sequence", 1) - 1, device=device, dtype=dtype)
         elif item.name == "attention_mask":
             made[item.name] = torch.ones(shape, device=device, dtype=dtype)
-        elif dtype.is_floating_point:
+        elif dtype.is_floating_point or dtype.is_complex:
             made[item.name] = torch.randn(shape, device=device, dtype=dtype)
         else:
             high = 2 if item.values is None else evaluate(item.values.high, values) + 1

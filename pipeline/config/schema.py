@@ -38,7 +38,7 @@ Weight = Annotated[float, Meta(gt=0, extra={"expected": "a positive number"})]
 Text = Annotated[str, Meta(min_length=1, extra={"expected": "non-empty text"})]
 Symbol = Annotated[str, Meta(pattern=SYMBOL, extra={"expected": "a name such as batch or sequence"})]
 Dtype = Literal["float32", "bfloat16", "float16"]
-InputDtype = Literal["float32", "bfloat16", "float16", "int64", "int32", "bool"]
+InputDtype = Literal["float32", "bfloat16", "float16", "complex64", "int64", "int32", "bool"]
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -104,7 +104,8 @@ class _Signature:
                 )
             if tensor.device != self.device:
                 raise InputError(f"input {item.name!r} is on {tensor.device}; expected {self.device}")
-        return tensors
+        # Kernels read memory, which a lazy negation or conjugation (the imaginary part of `x.conj()`) has not reached.
+        return [t.resolve_conj().resolve_neg() if t.is_neg() or t.is_conj() else t for t in tensors]
 
     def bind(self, tensors: Sequence[Tensor], hints: Mapping[str, int]) -> dict[str, int]:
         """Read the symbols off the inputs' sizes and check every size."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tune_model.runtime.errors import TuneModelError
 
-__all__ = ["Checkpoint", "CheckpointError", "Scratch", "WeightSource", "open_checkpoint"]
+__all__ = ["STORED_DTYPES", "Checkpoint", "CheckpointError", "Scratch", "WeightSource", "open_checkpoint"]
 
 WeightSource = nn.Module | Mapping[str, Tensor] | str | Path
 """A module, a state dict, or a path to a safetensors file or a folder of them."""
@@ -45,7 +45,10 @@ _DTYPES = {
     "F64": torch.float64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
 }
+STORED_DTYPES = frozenset(str(dtype).removeprefix("torch.") for dtype in _DTYPES.values())
+"""Torch's names of the dtypes that safetensors, and so artifacts, can hold."""
 
 
 class CheckpointError(TuneModelError):

@@ -146,7 +146,8 @@ def _make(weight: Weight, sources: Sequence[str], checkpoint: Checkpoint, scratc
     kept = checkpoint.held(sources[0]) if plain else None
     packing = weight_packing(weight)
     as_is = kept is not None and kept.device == scratch.device and kept.dtype == layout.dtype and kept.is_contiguous()
-    if kept is not None and as_is and not kept.is_neg():  # torch notes a minus sign beside the memory, too
+    # torch notes signs and conjugation beside the memory, which is what kernels read.
+    if kept is not None and as_is and not (kept.is_neg() or kept.is_conj()):
         tensor = kept.detach()
         if packing is None and tensor.data_ptr() % _ALIGNMENT:
             tensor = tensor.clone()

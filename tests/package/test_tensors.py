@@ -5,8 +5,9 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from tune_model.package.format.tensors import list_tensors, read_tensors, tensor_chunks, tensors_size
+from tune_model.package.format.tensors import DTYPES, list_tensors, read_tensors, tensor_chunks, tensors_size
 from tune_model.package.format.wire import ArtifactError
+from tune_model.runtime.weights.checkpoint import STORED_DTYPES
 
 TENSORS = {
     "f32": torch.randn(3, 5),
@@ -94,3 +95,15 @@ HOSTILE = {
 def test_headers_that_describe_something_else(data: bytes):
     with pytest.raises(ArtifactError):
         list_tensors(memoryview(data), "constants.safetensors")
+
+
+def test_a_lazy_conjugate_is_written_as_it_reads():
+    conjugate = torch.randn(3, dtype=torch.complex64).conj()
+    data = memoryview(packed({"z": conjugate, "part": conjugate.imag}))
+    found = read_tensors(data, list_tensors(data, "x"), copy=True)
+    assert torch.equal(found["z"], conjugate)
+    assert torch.equal(found["part"], conjugate.imag)
+
+
+def test_dtypes_are_those_that_checkpoints_have():
+    assert DTYPES == STORED_DTYPES

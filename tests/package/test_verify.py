@@ -132,6 +132,9 @@ NAN, INF = float("nan"), float("inf")
         ([False, False], [False, False], True),
         ([1.0, 2.0], [1.0, 2.0], True),
         ([1 + 2j], [1 - 2j], False),
+        ([1 + 2j], [1 + 2j], True),
+        ([1.0, 2.0], [1 + 1j, 2 + 2j], False),
+        ([1 + 0j, 2 + 0j], [1.0, 2.0], False),
     ],
 )
 def test_outputs_without_a_direction_are_compared_too(seen: list[Any], wanted: list[Any], passed: bool):

@@ -140,3 +140,41 @@ class Gated(torch.nn.Module):
 def make_gated() -> torch.nn.Module:
     torch.manual_seed(0)
     return Gated()
+
+
+class Rotated(torch.nn.Module):
+    """Heads turned as the first Llama turns them: by a table of complex numbers, here a buffer that is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(24, 24, bias=False)
+        angles = torch.outer(torch.arange(16.0), torch.tensor([1.0, 0.3, 0.1, 0.01]))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.project(x).float().unflatten(-1, (3, 4, 2))
+        turned = torch.view_as_complex(heads) * self.turns[: x.shape[1], None]
+        return torch.view_as_real(turned).flatten(2).type_as(x)
+
+
+class Complex(torch.nn.Module):
+    """Complex weights, conjugates and results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+        self.real = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        z = torch.complex(self.real(x), x) @ self.weight
+        return {"z": z, "conjugate": z.conj(), "power": (z * z.conj()).real, "part": z.conj().imag}
+
+
+def make_rotated() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return Rotated()
+
+
+def make_complex() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return Complex()

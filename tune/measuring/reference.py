@@ -10,13 +10,17 @@ import msgspec
 import torch
 
 from tune_model.runtime.execution.binding import bind_kernel
+from tune_model.runtime.execution.invoke import torch_dtype
 from tune_model.runtime.kernel import Kernel
 from tune_model.runtime.program import Arg, Call, Form, Items, Parameter, TensorType, TorchName
 
 __all__ = ["Deviation", "Expected", "compare", "expect", "tolerance", "widen_form"]
 
-_WIDE = "float64"
-_REAL = frozenset({"float32", "float16", "bfloat16", "float64"})
+_WIDE = {
+    **dict.fromkeys(("float32", "float16", "bfloat16", "float64"), "float64"),
+    **dict.fromkeys(("complex64", "complex32", "complex128"), "complex128"),
+}
+"""What each dtype with roundings is computed in instead."""
 
 
 class Expected:
@@ -36,8 +40,8 @@ class Deviation(msgspec.Struct, frozen=True):
     """How far results are from the reference.
 
     Attributes:
-        errors: Relative Frobenius error of each result, then of each cache; infinite where values are missing, or
-            finite where the reference is not.
+        errors: Relative Frobenius error of each result, then of each cache, of complex ones over both parts; infinite
+            where values are missing, or finite where the reference is not.
     """
 
     errors: tuple[float, ...]
@@ -98,15 +102,17 @@ def tolerance(form: Form, baseline: Deviation) -> tuple[float, ...]:
 
 def _last_place(type_: TensorType) -> float:
     dtype = getattr(torch, type_.dtype)
-    return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
+    return float(torch.finfo(dtype).eps) if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def _error(found: torch.Tensor, reference: torch.Tensor) -> float:
     if found.shape != reference.shape:
         return math.inf
-    if not reference.dtype.is_floating_point:
+    if found.dtype.is_complex != reference.dtype.is_complex:
+        return math.inf
+    if not (reference.dtype.is_floating_point or reference.dtype.is_complex):
         return 0.0 if torch.equal(found, reference.to(found.dtype)) else math.inf
-    wide = found.to(torch.float64)
+    wide = found.to(reference.dtype)
     finite = torch.isfinite(reference)
     if bool(finite.all()):
         difference = torch.linalg.vector_norm(wide - reference)
@@ -125,12 +131,13 @@ def _error(found: torch.Tensor, reference: torch.Tensor) -> float:
 
 def _widen(value: torch.Tensor) -> torch.Tensor:
     # clone: a cache is written by the reference, and the inputs serve every candidate
-    wide = value.to(torch.float64) if value.dtype.is_floating_point else value
+    name = _WIDE.get(str(value.dtype).removeprefix("torch."))
+    wide = value if name is None else value.to(torch_dtype(name))
     return wide.clone(memory_format=torch.contiguous_format)
 
 
 def _widen_type(type_: TensorType) -> TensorType:
-    return TensorType(_WIDE if type_.dtype in _REAL else type_.dtype, type_.shape)
+    return TensorType(_WIDE.get(type_.dtype, type_.dtype), type_.shape)
 
 
 def _widen_parameter(parameter: Parameter) -> Parameter:
@@ -138,8 +145,8 @@ def _widen_parameter(parameter: Parameter) -> Parameter:
 
 
 def _widen_arg(arg: Arg) -> Arg:
-    if isinstance(arg, TorchName) and arg.kind == "dtype" and arg.name in _REAL:
-        return TorchName("dtype", _WIDE)
+    if isinstance(arg, TorchName) and arg.kind == "dtype" and arg.name in _WIDE:
+        return TorchName("dtype", _WIDE[arg.name])
     if isinstance(arg, Items):
         return Items(tuple(_widen_arg(a) for a in arg.items))
     return arg

@@ -195,7 +195,7 @@ class StepBench:
             turned = sum(isinstance(t, Transpose) for t in weight.transforms) % 2 == 1
             shape = (*layout.shape[:-2], layout.shape[-1], layout.shape[-2]) if turned else layout.shape
             made = torch.empty(shape, dtype=layout.dtype, device=self._device)
-            if layout.dtype.is_floating_point:
+            if layout.dtype.is_floating_point or layout.dtype.is_complex:
                 made.normal_(0.0, 1.0 if made.dim() < 2 else made.shape[-1] ** -0.5)
             else:
                 made.zero_()
@@ -212,7 +212,7 @@ class StepBench:
     def _input(self, item: Input, point: Mapping[str, int], generator: torch.Generator) -> Tensor:
         shape = tuple(evaluate(size, point) for size in item.type.shape)
         dtype = torch_dtype(item.type.dtype)
-        if dtype.is_floating_point:  # caches too, which take most of the memory
+        if dtype.is_floating_point or dtype.is_complex:  # caches too, which take most of the memory
             return torch.empty(shape, dtype=dtype, device=self._device).normal_(generator=generator)
         if item.values is None:
             return torch.ones(shape, dtype=dtype, device=self._device)

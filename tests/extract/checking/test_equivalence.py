@@ -4,7 +4,7 @@ import torch
 import transformers
 from small_models import DECODERS, SIZES, WHISPER, decoder, forward, inputs
 
-from tune_model.extract.checking.equivalence import EquivalenceError, _fill, check_equivalence, randomise
+from tune_model.extract.checking.equivalence import EquivalenceError, _error, _fill, check_equivalence, randomise
 from tune_model.extract.plan import lower
 from tune_model.extract.request import FactorySource, ModelInput, Phase, Request
 from tune_model.extract.tracing.front_end import Trace
@@ -86,6 +86,44 @@ def test_a_factory_s_module_gives_its_outputs():
         inputs(x=("rows", 8)),
     )
     assert {c.what.split()[0] for c in check_equivalence(request, raw)} == {"first", "best", "at", "all"}
+
+
+ROTATED = Request(
+    FactorySource("small_models:make_rotated"),
+    "bfloat16",
+    "forward",
+    (Phase("forward", {"batch": (1, 2), "tokens": (4, 16)}),),
+    inputs(x=("batch", "tokens", 24)),
+)
+COMPLEX = Request(
+    FactorySource("small_models:make_complex"),
+    "float32",
+    "forward",
+    (Phase("forward", {"rows": (2, 5)}),),
+    inputs(x=("rows", 8)),
+)
+
+
+@pytest.mark.parametrize("request_", [ROTATED, COMPLEX], ids=["rotated", "complex"])
+def test_complex_numbers_stay_complex(request_):
+    """Model and program had both lost the imaginary parts of a complex buffer, and agreed."""
+    assert check_equivalence(request_, lambda trace: lower(trace).trace)
+
+
+def test_a_complex_input_is_filled_with_complex_numbers():
+    given = _fill(Input("z", TensorType("complex64", ("rows", 8))), {"rows": 3}, 0)
+    assert given.dtype == torch.complex64
+    assert given.imag.count_nonzero() == 24
+
+
+def test_an_error_of_complex_numbers_is_over_both_parts():
+    """The imaginary part was dropped before comparing."""
+    z = torch.tensor([3 + 4j, 0, float("inf")])
+    assert _error(z, z) == 0.0
+    assert _error(torch.tensor([3 + 4.5j, 0, float("inf")]), z) == pytest.approx(0.1)
+    assert _error(z.conj(), z) == pytest.approx(8 / 5)
+    with pytest.raises(EquivalenceError, match=r"an output is torch\.float32; the model gives torch\.complex64"):
+        _error(z.real, z)
 
 
 def without(op: str, change):

@@ -71,3 +71,12 @@ def test_a_lazy_module_that_was_called_has_its_weights():
     assert module.linear[0].weight.shape == (8, 8)
     with pytest.raises(SourceError, match=r"whose linear\.0\.weight is not initialised"):
         build_factory(FactorySource("bad_models:Lazy"), "float32", real=True)
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_complex_tensors_keep_their_dtype(real):
+    """`Module.to` makes them real, with a warning."""
+    module = build_factory(FactorySource("small_models:make_rotated"), "bfloat16", real=real)
+    assert module.project.weight.dtype == torch.bfloat16
+    assert module.turns.dtype == torch.complex64
+    assert build_factory(FactorySource("small_models:make_complex"), "float16", real=real).weight.is_complex()

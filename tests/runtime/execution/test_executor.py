@@ -207,6 +207,15 @@ def test_inputs_with_odd_strides_and_offsets_are_read_right():
         torch.testing.assert_close(out.double(), softmax_reference(x, WEIGHTS), atol=1e-5, rtol=1e-5)
 
 
+def test_inputs_that_are_negated_lazily_are_read_right(library: tuple[str, bytes]):
+    """Kernels read memory, which holds the imaginary part of a conjugate before its sign is turned."""
+    run = executor(Replay({FORM: (tuned_entry(library[0], (6,)),)}), code=dict([library]))
+    x = torch.complex(torch.randn(2, 3, 8), torch.randn(2, 3, 8)).conj().imag
+    assert x.is_neg()
+    out = run.run({"x": x})["out"]
+    torch.testing.assert_close(out.double(), softmax_reference(x, WEIGHTS), atol=1e-5, rtol=1e-5)
+
+
 def test_a_result_in_another_layout_is_brought_into_the_declared_one():
     """The trace's layout and the device's may differ; the view after it is only legal for the declared one."""
     program = Program(

@@ -72,6 +72,15 @@ def test_a_sign_that_is_noted_beside_the_memory_counts():
     assert torch.equal(bound["a"], -value)
 
 
+def test_lazily_conjugated_tensors_are_copied():
+    """Whoever reads their memory would read the other imaginary parts."""
+    held = torch.randn(3, 4, dtype=torch.complex64).conj()
+    weight = Weight("z", TensorType("complex64", (3, 4)), ("z",))
+    found = bind_weights([program(weight)], {"z": held}, "cpu")["z"]
+    assert not found.is_conj()
+    assert torch.equal(found, held)
+
+
 def test_misaligned_tensors_are_moved():
     memory = torch.randn(33)
     bound = bind_weights([program(A)], {"a.weight": memory[1:].view(4, 8)}, "cpu")
@@ -189,7 +198,10 @@ def test_sharded_checkpoints_are_read_through_their_index(tmp_path: Path):
     assert torch.equal(bound["b"], source["b.weight"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.int64, torch.bool, torch.uint8],
+)
 def test_every_dtype_is_read_bit_for_bit(tmp_path: Path, dtype: torch.dtype):
     value = torch.arange(12).view(3, 4).to(dtype)
     save_file({"x": value, "empty": torch.zeros(0, 3), "scalar": torch.tensor(2.5)}, tmp_path / "w.safetensors")

@@ -131,3 +131,34 @@ def test_caches_that_are_written_are_compared_and_inputs_stay_as_they_were():
 def test_widening_touches_real_types_only():
     wide = widen_form(append_form())
     assert [p.type.dtype for p in wide.parameters] == ["float64"] * 4 + ["int64"]
+
+
+def complex_form() -> Form:
+    """A product of complex numbers, and one that is made complex."""
+    return Form(
+        "pointwise",
+        (),
+        (Parameter("a0", TensorType("complex64", (4, 8))), Parameter("a1", TensorType("float32", (4, 8)))),
+        (
+            Call("aten.to.dtype", (Ref("a1"), TorchName("dtype", "complex64")), results=("t0",)),
+            Call("aten.mul.Tensor", (Ref("a0"), Ref("t0")), results=("t1",)),
+        ),
+        (Parameter("t1", TensorType("complex64", (4, 8))),),
+    )
+
+
+def test_complex_numbers_are_compared_in_both_parts():
+    """They had to be equal to the last bit."""
+    form = complex_form()
+    (inputs,) = make_inputs(form, CPU, 0)
+    expected = expect(form, inputs, CPU)
+    assert expected.results[0].dtype == torch.complex128
+    right = inputs[0] * inputs[1]
+    deviation = compare([right], inputs, expected)
+    assert 0 < deviation.worst < 1e-7
+    assert tolerance(form, deviation) == (pytest.approx(2 * deviation.worst + 2**-23),)
+    assert compare([right.conj()], inputs, expected).worst > 0.5
+    assert compare([right.real], inputs, expected).worst == math.inf
+    lost = right.clone()
+    lost[0, 0] = complex(0, math.nan)
+    assert compare([lost], inputs, expected).worst == math.inf

@@ -9,7 +9,9 @@ while the winners took the same). Tasks whose times depend on the same thing are
 agree best, and how well they agree is part of the noise. Between machines, or library or driver versions, the operators
 differ too, and times are compared as they are.
 
-A slowdown is an estimate with an interval: the two finals' errors are independent, so their variances add up.
+A slowdown is an estimate with an interval: the two finals' errors are independent, so their variances add up. What was
+measured once and stands in both (a re-tune over the same records, an artifact beside itself) has not changed, however
+little its times may say.
 """
 
 import math
@@ -73,6 +75,9 @@ class Slowdown(msgspec.Struct, frozen=True):
         return bounds(self.ratio, self.deviation, sigmas)
 
 
+_UNCHANGED: Final = Slowdown(1.0, 0.0)
+
+
 class TaskDiff(msgspec.Struct, frozen=True):
     """One task in both artifacts.
 
@@ -86,7 +91,8 @@ class TaskDiff(msgspec.Struct, frozen=True):
         new_us: Time of the new one.
         old_status: As in `Choice`.
         new_status: The same of the new artifact.
-        slowdown: `None` when one of the two has no time, or one that other processes disturbed.
+        slowdown: `None` when one of the two has no time, or one that other processes disturbed, unless both have it
+            from one measurement.
         verdict: Beyond the noise (three standard deviations): `slower`, `faster`; else `same`; `not timed`.
     """
 
@@ -116,7 +122,7 @@ class ArtifactDiff(msgspec.Struct, frozen=True):
 
     Attributes:
         same_machine: Second fingerprints are equal, so the machine's drift is told from the choices'.
-        old_us: Weighted time of the tasks that both have, as measured.
+        old_us: Weighted time of the tasks that both have, as measured; without disturbed ones.
         new_us: The same of the new artifact.
         slowdown: Of that sum, corrected for the machine's drift on one machine.
         drift: New over old time of the plain operators, the median of all tasks: what the machine did meanwhile.
@@ -181,13 +187,19 @@ def diff_artifacts(old: Artifact, new: Artifact) -> ArtifactDiff:
         hot: _reference([pair for key, pair in pairs.items() if groups[key] == hot], drift, deviation)
         for hot in set(groups.values())
     }
-    tasks = [_task(key, o, n, total_us, references[groups[key]] if same else None) for key, (o, n) in pairs.items()]
+    itself = old.manifest == new.manifest  # which has the SHA-256 of every file
+    slowdowns = {
+        key: _UNCHANGED if itself else _slowdown(o.choice, n.choice, references[groups[key]] if same else None)
+        for key, (o, n) in pairs.items()
+    }
+    tasks = [_task(key, o, n, total_us, slowdowns[key]) for key, (o, n) in pairs.items()]
+    counted = [t for t in tasks if t.slowdown is not None and "disturbed" not in {t.old_status, t.new_status}]
     weights = {key: o.planned.weight for key, (o, _) in pairs.items()}
     return ArtifactDiff(
         same_machine=same,
-        old_us=sum(weights[t.key] * t.old_us for t in tasks if t.slowdown is not None),
-        new_us=sum(weights[t.key] * t.new_us for t in tasks if t.slowdown is not None),
-        slowdown=_total((weights[t.key] * t.old_us, t.slowdown) for t in tasks),
+        old_us=sum(weights[t.key] * t.old_us for t in counted),
+        new_us=sum(weights[t.key] * t.new_us for t in counted),
+        slowdown=_total((weights[t.key] * t.old_us, t.slowdown) for t in counted),
         drift=drift,
         compared=min(_compared(side, other, tasks) for side, other in ((before, after), (after, before))),
         tasks=tuple(sorted(tasks, key=lambda t: (-abs(t.new_us - t.old_us) * weights[t.key], t.key))),
@@ -204,9 +216,9 @@ def slower_than(diff: ArtifactDiff, limit: float) -> tuple[str, ...]:
 
     Args:
         diff: Of two artifacts.
-        limit: Share of the old time: 0.03 is 3 %. A slowdown counts when its estimate exceeds the limit and its
-            interval lies above 1: 95 % for the whole, three standard deviations for a task, which must have at least
-            a hundredth of the weighted time.
+        limit: Share of the old time: 0.03 is 3 %; 0 lets nothing through that is slower beyond the noise. A slowdown
+            counts when its estimate exceeds the limit and its interval lies above 1: 95 % for the whole, three standard
+            deviations for a task, which must have at least a hundredth of the weighted time.
     """
     found: list[str] = []
     if all(task.slowdown is None for task in diff.tasks):
@@ -239,8 +251,7 @@ def _outcomes(artifact: Artifact) -> dict[str, _Outcome]:
     return outcomes
 
 
-def _task(key: str, old: _Outcome, new: _Outcome, total_us: float, beside: _Reference | None) -> TaskDiff:
-    slowdown = _slowdown(old.choice, new.choice, beside)
+def _task(key: str, old: _Outcome, new: _Outcome, total_us: float, slowdown: Slowdown | None) -> TaskDiff:
     verdict: Literal["slower", "faster", "same", "not timed"] = "same"
     if slowdown is None:
         verdict = "not timed"
@@ -281,13 +292,13 @@ def _known_us(outcome: _Outcome | None) -> float:
 
 def _slowdown(old: ChoiceRecord, new: ChoiceRecord, beside: _Reference | None) -> Slowdown | None:
     """Compare a task's times: as they are, or beside what tells the machine's drift."""
+    if beside is not None and _is_copy(old, new):
+        return _UNCHANGED
     if not _is_timed(old) or not _is_timed(new):
         return None
     ratio, deviation = new.median_us / old.median_us, math.hypot(_time_deviation(old), _time_deviation(new))
     if beside is None:
         return Slowdown(ratio, deviation)
-    if _is_copy(old, new):
-        return Slowdown(1.0, 0.0)
     if beside.drift is not None or old.baseline_us <= 0 or new.baseline_us <= 0:
         return Slowdown(ratio / (beside.drift or 1.0), math.hypot(deviation, beside.deviation, beside.spread))
     gains = (log_deviation(choice.gain_low, choice.gain_high) for choice in (old, new))
@@ -300,6 +311,8 @@ def _is_timed(choice: ChoiceRecord) -> bool:
 
 def _is_copy(old: ChoiceRecord, new: ChoiceRecord) -> bool:
     """Say whether the newer tuning took a task's times from the records of the older one."""
+    if not _is_timed(old) or not _is_timed(new):
+        return old == new and len(old.measurements) > 0
     return (old.winner, old.median_us, old.baseline_us) == (new.winner, new.median_us, new.baseline_us)
 
 

@@ -256,3 +256,60 @@ def test_an_artifact_equals_itself(make: Make):
     assert (diff.slowdown.ratio, diff.drift, diff.changed) == (pytest.approx(1.0), 1.0, ())
     assert {t.verdict for t in diff.tasks} == {"same"}
     assert diff.compared == 1.0
+
+
+def disturbed(tuning: Tuning, count: int) -> Tuning:
+    busy = [msgspec.structs.replace(c, status="disturbed", median_us=9e4) for c in tuning.choices[-count:]]
+    return msgspec.structs.replace(tuning, choices=(*tuning.choices[:-count], *busy))
+
+
+def untimed(tuning: Tuning) -> Tuning:
+    nothing = {"median_us": 0.0, "baseline_us": 0.0, "gain_low": 1.0, "gain_high": 1.0, "measurements": ()}
+    choices = tuple(msgspec.structs.replace(c, **nothing, status="not searched") for c in tuning.choices)
+    return msgspec.structs.replace(tuning, choices=choices)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t, lambda t: disturbed(t, 8), lambda t: disturbed(t, len(ROWS)), untimed],
+    ids=["measured", "half disturbed", "disturbed", "untimed"],
+)
+def test_an_artifact_passes_any_gate_beside_itself(make: Make, change: Callable[[Tuning], Tuning]):
+    """Where tasks were disturbed or not timed, too little could be compared."""
+    tuning = change(noisy_tuning(Weather(3)))
+    diff = compare(make, tuning, tuning)
+    assert slower_than(diff, 0.0) == ()
+    assert diff.compared == 1.0
+    assert (diff.slowdown.ratio, diff.slowdown.deviation) == (1.0, 0.0)
+
+
+def test_disturbed_times_that_both_have_from_one_measurement_have_not_changed(make: Make):
+    """A re-tune over the same records measured the light half again, 10 % slower; the heavy half is as it was."""
+    old = disturbed(noisy_tuning(Weather(0)), 4)
+    new = noisy_tuning(Weather(1, slower=dict.fromkeys(ROWS, 1.1)))
+    new = msgspec.structs.replace(new, choices=(*new.choices[:-4], *old.choices[-4:]))
+    diff = compare(make, old, new)
+    assert diff.compared == 1.0
+    assert _of(diff, 64).verdict == "same"
+    assert diff.old_us < 1e4
+    assert 1.05 < diff.slowdown.ratio < 1.1
+    assert slower_than(diff, LIMIT)
+
+
+def test_tunings_that_measured_nothing_pass_no_gate(make: Make):
+    tuning = untimed(noisy_tuning(Weather(0)))
+    other = msgspec.structs.replace(tuning, choices=(*tuning.choices[:-1], noisy_tuning(Weather(0)).choices[-1]))
+    assert slower_than(compare(make, tuning, other), 0.0) == (
+        "nothing could be compared: every task was disturbed or not timed in one of the two",
+    )
+
+
+def test_no_percent_lets_a_re_tune_within_noise_through(make: Make):
+    """What is slower beyond the noise fails at 0 %; by chance that is about one re-tune in thirty."""
+    old = make(noisy_tuning(Weather(0)))
+    passed = [not slower_than(diff_artifacts(old, make(noisy_tuning(Weather(seed)))), 0.0) for seed in range(1, 31)]
+    assert passed.count(True) >= 27
+    slower = dict.fromkeys(ROWS, 1.05)
+    assert all(
+        slower_than(diff_artifacts(old, make(noisy_tuning(Weather(seed, slower=slower)))), 0.0) for seed in range(1, 7)
+    )

@@ -55,14 +55,17 @@ def test_a_limit_is_a_percentage(capsys, limit: str):
 def test_tasks_that_could_not_be_compared_are_not_listed_as_changed(tmp_path: Path, capsys, monkeypatch):
     """An artifact compared with itself listed every disturbed task under `tasks that changed`."""
     monkeypatch.chdir(tmp_path)
-    tuning = noisy_tuning(Weather(0))
-    first = msgspec.structs.replace(tuning.choices[0], status="disturbed")
-    tuning = msgspec.structs.replace(tuning, choices=(first, *tuning.choices[1:]))
-    write_artifact("a.tuned", two_layers.contents(tuning=tuning))
-    assert cli.run(["diff", "a.tuned", "a.tuned"]) == 0
+    for name, seed in (("a.tuned", 0), ("b.tuned", 1)):
+        tuning = noisy_tuning(Weather(seed))
+        first = msgspec.structs.replace(tuning.choices[0], status="disturbed")
+        tuning = msgspec.structs.replace(tuning, choices=(first, *tuning.choices[1:]))
+        write_artifact(name, two_layers.contents(tuning=tuning))
+    assert cli.run(["diff", "a.tuned", "a.tuned", "--fail-if-slower", "0%"]) == 0
+    assert "16 tasks in both, 16 without a change" in capsys.readouterr().out
+    assert cli.run(["diff", "a.tuned", "b.tuned"]) == 0
     out = capsys.readouterr().out
     assert "tasks that changed" not in out
     assert "1 tasks were disturbed or not timed" in out
     assert f"{len(ROWS)} tasks in both, {len(ROWS) - 1} without a change" in out
-    assert cli.run(["diff", "a.tuned", "a.tuned", "--all"]) == 0
+    assert cli.run(["diff", "a.tuned", "b.tuned", "--all"]) == 0
     assert "not timed" in capsys.readouterr().out

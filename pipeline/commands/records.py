@@ -299,7 +299,7 @@ def _rows(place: Path) -> "Iterator[Row]":
         with tempfile.TemporaryDirectory() as folder:
             copy = snapshot(place, Path(folder))
             try:
-                with closing(Records(copy)) as records:
+                with closing(Records(copy, copy_of=place)) as records:
                     yield from records.rows()
             except RecordsError as error:
                 raise RecordsError(str(error).replace(str(copy), str(place))) from error

@@ -3,6 +3,7 @@
 import gzip
 import json
 import sqlite3
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -141,6 +142,24 @@ def test_what_is_merged_from_is_left_as_it_is(store: Path, tmp_path: Path, state
     merged.close()
     if writer is not None:
         writer.close()
+
+
+@pytest.mark.parametrize("change", ["a page", "a row"])
+def test_a_damaged_source_is_named_as_it_was_given(store: Path, tmp_path: Path, caplog, change: str):
+    """The warning named the copy in a temporary folder that it is read from."""
+    source = store / "records.sqlite"
+    if change == "a page":
+        code = source.read_bytes()
+        source.write_bytes(code[:100] + b"\xff" * 900 + code[1000:])
+    else:
+        with closing(sqlite3.connect(source)) as connection:
+            connection.execute("update records set digest = 'none' where id = 1")
+            connection.commit()
+    assert records("merge", str(store), store=tmp_path / "new") == 0
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith(str(source))
+    assert tempfile.gettempdir() not in said.replace(str(tmp_path), "")
+    assert "aside" not in said
 
 
 def test_the_cache_is_the_default_place(store: Path, capsys):

@@ -66,18 +66,23 @@ class RecordsError(TuneModelError):
 class Records:
     """An open database.
 
+    Args:
+        path: Where it is; made if need be.
+        copy_of: The file that `path` is a passing copy of, which messages name instead.
+
     Attributes:
         moved_to: Where a damaged predecessor was set aside; `None` when there was none.
         rescued: Rows read from it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, copy_of: Path | None = None) -> None:
         """Open or create the database at `path`.
 
         Raises:
             RecordsError: The place cannot be written, or a newer version of this program wrote the file.
         """
         self.path = path
+        self._copy_of = copy_of
         self.moved_to: Path | None = None
         self.rescued = 0
         self._has_warned = False
@@ -214,7 +219,8 @@ class Records:
                     yield Row(key, task, msgspec.json.decode(body, type=Body))
                 elif not self._has_warned:
                     self._has_warned = True
-                    logger.warning("%s: rows are damaged and left out, the one for %s among them", self.path, key)
+                    shown = self._copy_of or self.path
+                    logger.warning("%s: rows are damaged and left out, the one for %s among them", shown, key)
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             msg = f"{self.path}: the records cannot be read ({error}); run again to have them set aside and rebuilt"
             raise RecordsError(msg) from error
@@ -256,6 +262,9 @@ class Records:
             self.moved_to = _set_aside(self.path)
             self.connection = _connect(self.path)
             self.rescued = self.merge(_salvaged(self.moved_to))
+            if self._copy_of is not None:
+                logger.warning("%s is damaged (%s): %d rows can be read", self._copy_of, error, self.rescued)
+                return
             logger.warning(
                 "%s was damaged (%s): set aside as %s, %d rows kept", self.path, error, self.moved_to, self.rescued
             )

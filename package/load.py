@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tune_model.package.fingerprints import Comparison, Compatibility, CudaToRun, compatibility
 from tune_model.package.format.members import FOLDERS
+from tune_model.package.identity import identify
 from tune_model.package.parts import OtherMachineError, part_for_device
 from tune_model.package.read import Artifact, open_artifact
 from tune_model.package.signature import read_verify_key
@@ -115,7 +116,8 @@ def start(
         )
     grids = {phase.name: phase.grid for phase in artifact.manifest.request.phases}
     programs = tuple(artifact.programs.values())
-    parts = ModelParts(programs, artifact.constants(), artifact.replay, artifact.code, grids)
+    model = identify(artifact.manifest.name, artifact.manifest.request)
+    parts = ModelParts(programs, artifact.constants(), artifact.replay, artifact.code, grids, model)
     return TunedModel(parts, source, chosen, strict=strict, graphs=graphs, share=share)
 
 

@@ -1,6 +1,7 @@
 """What a deployment asks for: the grid of a configuration, or what servers wrote down; and sizes to add to a grid."""
 
 import itertools
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from tune_model.pipeline.config import Override
-from tune_model.runtime.coverage import CoverageRecord, PointRow, read_coverage
+from tune_model.runtime.coverage import CoverageRecord, ModelIdentity, PointRow, read_coverage
 from tune_model.runtime.errors import TuneModelError
 from tune_model.runtime.generation.continuation import CONTINUATION
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tune_model.pipeline.config import LoadedConfig
 
 __all__ = ["Added", "OtherWorkloadError", "asked_by_phases", "asked_by_servers", "sizes_to_add"]
+
+logger = logging.getLogger(__name__)
 
 _NEAR_ENOUGH: Final = 0.5
 """A size that is served from a neighbour is added to a grid when it is so many powers of two from every tuned one."""
@@ -53,17 +56,22 @@ def asked_by_phases(phases: Iterable["Phase"]) -> Iterator["Asked"]:
             yield Asked(phase.name, dict(zip(phase.grid, values, strict=True)))
 
 
-def asked_by_servers(paths: Iterable[Path]) -> "list[Asked]":
+def asked_by_servers(paths: Iterable[Path], model: ModelIdentity) -> "list[Asked]":
     """Return what servers ran, from the files they wrote; equal sizes of several files together, most frequent first.
 
+    Args:
+        paths: Of the files.
+        model: That they must be of; files of before they said so are believed, with a warning.
+
     Raises:
+        OtherWorkloadError: One is of another model.
         CoverageFileError: A file is not saved coverage.
         OSError: One cannot be read.
     """
     from tune_model.package.coverage import Asked
 
     runs: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
-    for row in _points(read_coverage(path) for path in paths):
+    for row in _points(_read(path, model) for path in paths):
         key = (row.program, tuple(sorted(row.sizes.items())))
         runs[key] = runs.get(key, 0) + row.runs
     asked = [Asked(phase, dict(sizes), count) for (phase, sizes), count in runs.items()]
@@ -80,7 +88,8 @@ def sizes_to_add(loaded: "LoadedConfig", paths: Iterable[Path]) -> tuple[list[Ad
         What is added, and the overrides of the configuration that add it.
 
     Raises:
-        OtherWorkloadError: The files tell of phases or sizes that the configuration's workload does not have.
+        OtherWorkloadError: A file is of another model, or tells of phases or sizes that the configuration's workload
+            does not have.
         CoverageFileError: A file is not saved coverage.
         OSError: One cannot be read.
     """
@@ -92,7 +101,8 @@ def sizes_to_add(loaded: "LoadedConfig", paths: Iterable[Path]) -> tuple[list[Ad
     }
     added: list[Added] = []
     files = list(paths)
-    for row in sorted(_points(read_coverage(path) for path in files), key=_urgency):
+    model = _configured_model(loaded) if files else None
+    for row in sorted(_points(_read(path, model) for path in files), key=_urgency):
         grid = grids.get(row.program)
         if grid is None or not grid.keys() & row.sizes.keys():
             raise OtherWorkloadError(
@@ -107,6 +117,46 @@ def sizes_to_add(loaded: "LoadedConfig", paths: Iterable[Path]) -> tuple[list[Ad
     changed = dict.fromkeys((one.phase, one.size) for one in added)
     flag = " ".join(f"--add-misses {path}" for path in files)
     return added, [Override(flag, _path(loaded, phase, name), sorted(grids[phase][name])) for phase, name in changed]
+
+
+def _configured_model(loaded: "LoadedConfig") -> ModelIdentity | None:
+    """Return which model a configuration is of; `None` where that model is not on this machine."""
+    from tune_model.package.contents import portable_request
+    from tune_model.package.identity import identify
+    from tune_model.pipeline.request import ModelNotFoundError, make_request
+
+    try:
+        return identify(loaded.config.name, portable_request(make_request(loaded.config, loaded.folder)))
+    except (ModelNotFoundError, OSError, ValueError):
+        return None  # whoever needs the model says so
+
+
+def _read(path: Path, model: ModelIdentity | None) -> CoverageRecord:
+    """Read saved coverage, which must be of a model.
+
+    What transformers models are their configuration says; of others, which come from code or a file, the name must be
+    the same too.
+
+    Raises:
+        OtherWorkloadError: It is of another one.
+        CoverageFileError: It is not saved coverage.
+        OSError: It cannot be read.
+    """
+    record = read_coverage(path)
+    seen = record.model
+    if seen is None:
+        logger.warning("%s: does not say which model it is of (saved by an older version?); taken as of this one", path)
+    if seen is None or model is None:
+        return record
+    fields = ["task", "source"] if model.source.startswith("transformers ") else ["task", "source", "name"]
+    for field in fields:
+        found, expected = getattr(seen, field), getattr(model, field)
+        if found != expected:
+            of = "" if field == "name" else f" (the model {seen.name!r})"
+            raise OtherWorkloadError(
+                f"{path}: $.model.{field} is {found!r}{of}; expected {expected!r}, coverage of the model {model.name!r}"
+            )
+    return record
 
 
 def _points(records: Iterable[CoverageRecord]) -> Iterator[PointRow]:

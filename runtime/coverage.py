@@ -19,6 +19,7 @@ __all__ = [
     "CoverageFileError",
     "CoverageRecord",
     "CoverageRow",
+    "ModelIdentity",
     "NotTunedError",
     "Outcome",
     "PointRow",
@@ -28,8 +29,8 @@ __all__ = [
 
 Outcome = Literal["exact", "near", "miss"]
 
-RECORD_SCHEMA: Final = 1
-"""Version of the file that `Coverage.save` writes: raised when a field changes its meaning."""
+RECORD_SCHEMA: Final = 2
+"""Version of the file that `Coverage.save` writes; 2 says which model it is of. Older files are read."""
 
 _FILE_BYTES_AT_MOST: Final = 256 << 20
 
@@ -89,6 +90,20 @@ class PointRow(msgspec.Struct, frozen=True):
     miss: int
 
 
+class ModelIdentity(msgspec.Struct, frozen=True):
+    """Which model coverage is of, whatever it was tuned for.
+
+    Attributes:
+        name: As its configuration calls it.
+        task: `causal-lm`, `encoder` or `forward`.
+        source: Where the model comes from, for people, and a digest of what that says of it.
+    """
+
+    name: str
+    task: str
+    source: str
+
+
 class CoverageRecord(msgspec.Struct, frozen=True):
     """What a server writes down.
 
@@ -97,12 +112,14 @@ class CoverageRecord(msgspec.Struct, frozen=True):
         points: Sizes that programs were called at; those with misses first, then the most frequent.
         rows: The same by form and shape.
         uncounted: Calls at shapes that came after the tables were full.
+        model: Which model ran; `None` in files of schema 1, and of programs that no artifact holds.
     """
 
     schema: int
     points: tuple[PointRow, ...]
     rows: tuple[CoverageRow, ...]
     uncounted: int
+    model: ModelIdentity | None = None
 
 
 class CoverageFileError(TuneModelError):
@@ -125,8 +142,8 @@ def read_coverage(path: str | os.PathLike[str]) -> CoverageRecord:
         record = msgspec.json.decode(data, type=CoverageRecord)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CoverageFileError(f"{place}: {error}; expected what coverage().save(path) writes") from error
-    if record.schema != RECORD_SCHEMA:
-        raise CoverageFileError(f"{place}: $.schema is {record.schema}; expected {RECORD_SCHEMA}; save it again")
+    if not 1 <= record.schema <= RECORD_SCHEMA:
+        raise CoverageFileError(f"{place}: $.schema is {record.schema}; expected 1 to {RECORD_SCHEMA}; save it again")
     return record
 
 
@@ -157,9 +174,14 @@ class Tally:
 
 
 class Coverage:
-    """Counters shared by the programs of one artifact; safe to use from several threads."""
+    """Counters shared by the programs of one artifact; safe to use from several threads.
 
-    def __init__(self) -> None:
+    Args:
+        model: Whose programs they are, for the file.
+    """
+
+    def __init__(self, model: ModelIdentity | None = None) -> None:
+        self._model = model
         self._lock = threading.Lock()
         self._live: list[Tally] = []
         self._retired: dict[CoverageRow, int] = {}
@@ -222,7 +244,7 @@ class Coverage:
         Raises:
             OSError: It cannot be written there.
         """
-        record = CoverageRecord(RECORD_SCHEMA, self.points(), self.rows(), self.uncounted)
+        record = CoverageRecord(RECORD_SCHEMA, self.points(), self.rows(), self.uncounted, self._model)
         place = Path(path)
         partial = place.with_name(f".{place.name}.partial-{os.getpid():x}-{os.urandom(4).hex()}")
         try:

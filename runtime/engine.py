@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tune_model.runtime.coverage import Coverage
+from tune_model.runtime.coverage import Coverage, ModelIdentity
 from tune_model.runtime.execution.dispatch import Dispatcher
 from tune_model.runtime.execution.executor import Executor, InputError
 from tune_model.runtime.execution.graphs import GraphPool, GraphRunner
@@ -44,6 +44,7 @@ class ModelParts(NamedTuple):
         code: Machine code by SHA-256.
         grids: Values of each program's symbols that were tuned, by program; where none are given, sizes are rounded by
             powers of two alone.
+        model: Which model it is, for saved coverage; `None` where no artifact says.
     """
 
     programs: Sequence[Program]
@@ -51,6 +52,7 @@ class ModelParts(NamedTuple):
     replay: Replay
     code: Mapping[str, bytes]
     grids: Mapping[str, Grid] = MappingProxyType({})
+    model: ModelIdentity | None = None
 
 
 class Engine:
@@ -79,7 +81,7 @@ class Engine:
         strict: bool = False,
     ) -> None:
         self.programs: dict[str, Program] = {program.name: program for program in parts.programs}
-        self.coverage = Coverage()
+        self.coverage = Coverage(parts.model)
         self._parts = parts
         self._weights = dict(weights)
         self._loader = loader

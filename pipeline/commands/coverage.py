@@ -84,8 +84,10 @@ def asked(
     Raises:
         OtherModelError: The configuration is of another model.
         ConfigError: It is wrong.
+        OtherWorkloadError: Saved coverage is of another model.
         CoverageFileError: A file is not saved coverage.
     """
+    from tune_model.package.identity import identify
     from tune_model.pipeline.config import load_config
     from tune_model.pipeline.demand import asked_by_phases, asked_by_servers
     from tune_model.pipeline.request import phases_of
@@ -97,7 +99,8 @@ def asked(
         found += asked_by_phases(phases_of(loaded.config.workload))
     elif not misses:
         found += asked_by_phases(artifact.manifest.request.phases)
-    return [*found, *asked_by_servers(misses)]
+    manifest = artifact.manifest
+    return [*found, *asked_by_servers(misses, identify(manifest.name, manifest.request))]
 
 
 def _check_model(artifact: "Artifact", loaded: "LoadedConfig") -> None:

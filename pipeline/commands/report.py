@@ -94,15 +94,18 @@ def missed(artifact: "Artifact", paths: Sequence[Path]) -> "list[Missing]":
     """Return the sizes that servers ran and the artifact has no kernels tuned for, most frequent first.
 
     Raises:
+        OtherWorkloadError: A file is of another model.
         CoverageFileError: A file is not saved coverage.
     """
     from tune_model.package.coverage import cover
+    from tune_model.package.identity import identify
     from tune_model.pipeline.demand import asked_by_servers
     from tune_model.pipeline.report.facts import Missing
 
+    model = identify(artifact.manifest.name, artifact.manifest.request)
     return [
         Missing(p.phase, " ".join(f"{k}={v}" for k, v in p.sizes.items()), p.runs, p.near, p.miss, p.nearest)
-        for p in cover(artifact, asked_by_servers(paths))
+        for p in cover(artifact, asked_by_servers(paths, model))
         if not p.covered
     ]
 

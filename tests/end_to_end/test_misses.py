@@ -1,5 +1,6 @@
 """From a server's misses to an artifact without them."""
 
+import json
 from pathlib import Path
 
 import small_tune
@@ -24,6 +25,7 @@ def test_what_a_server_missed_is_tuned_next_time(little: small_tune.Folder, tmp_
     folder = small_tune.copied(little, tmp_path / "little")
     misses = tmp_path / "coverage.json"
     serve(folder, folder.artifact, misses, 1, 8, 64)
+    assert json.loads(misses.read_text(encoding="utf-8"))["model"]["name"] == "little"
     assert cli.run(["coverage", str(folder.artifact), "--misses", str(misses), "--strict"]) == 4
     capsys.readouterr()
     more = tmp_path / "more.tuned"
@@ -31,5 +33,8 @@ def test_what_a_server_missed_is_tuned_next_time(little: small_tune.Folder, tmp_
     assert cli.run([*arguments, "--add-misses", str(misses)]) == 0
     assert "added forward.batch = 64, run 1 times by servers" in capsys.readouterr().err
     assert cli.run(["coverage", str(more), "--misses", str(misses), "--strict"]) == 0
+    capsys.readouterr()
+    assert cli.run([*arguments, "--set", "name=another", "--add-misses", str(misses)]) == 2
+    assert f"{misses}: $.model.name is 'little'; expected 'another'" in capsys.readouterr().err
     serve(folder, more, misses, 1, 8, 64)
     assert cli.run(["coverage", str(more), "--misses", str(misses), "--strict"]) == 0

@@ -3,14 +3,18 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import two_layers
 
+from tune_model.extract.request import Request, TransformersSource
+from tune_model.package.identity import identify
+from tune_model.package.read import open_artifact
 from tune_model.package.write import write_artifact
 from tune_model.pipeline import cli
 from tune_model.pipeline.config import ConfigError, LoadedConfig, load_config
 from tune_model.pipeline.demand import OtherWorkloadError, asked_by_servers, sizes_to_add
-from tune_model.runtime.coverage import Coverage, CoverageRow, Outcome, Tally
+from tune_model.runtime.coverage import Coverage, CoverageRow, ModelIdentity, Outcome, Tally
 
 CONFIG = """
 name: two_layers
@@ -47,9 +51,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def save(path: Path, *rows: tuple[str, Outcome, int, dict[str, int]]) -> Path:
+TINY = identify(
+    "tiny",
+    Request(
+        TransformersSource(config={"model_type": "llama", "hidden_size": 64, "max_position_embeddings": 4096}),
+        "float32",
+        "causal-lm",
+        (),
+    ),
+)
+
+
+def model_of(artifact: str) -> ModelIdentity:
+    manifest = open_artifact(artifact).manifest
+    return identify(manifest.name, manifest.request)
+
+
+def save(path: Path, *rows: tuple[str, Outcome, int, dict[str, int]], model: ModelIdentity | None = None) -> Path:
     """Write coverage as a server would: (program, outcome, runs, sizes)."""
-    coverage = Coverage()
+    coverage = Coverage(model)
     for program, outcome, runs, sizes in rows:
         row = CoverageRow(program, "f", "matmul linear", (1,), outcome, "", None, (), 2)
         tally = Tally((row,), program, tuple(sorted(sizes.items())))
@@ -191,6 +211,51 @@ def test_misses_of_another_model_are_refused(decoder: LoadedConfig, tmp_path: Pa
         sizes_to_add(decoder, [misses])
 
 
+def test_misses_of_another_decoder_are_refused(decoder: LoadedConfig, tmp_path: Path):
+    """Its phases and sizes have the same names, so nothing showed."""
+    rows = [("decode", "miss", 10, {"batch": 9, "context": 64})]
+    assert sizes_to_add(decoder, [save(tmp_path / "own.json", *rows, model=TINY)])[0]
+    renamed = msgspec.structs.replace(TINY, name="tiny-v2")
+    assert sizes_to_add(decoder, [save(tmp_path / "renamed.json", *rows, model=renamed)])[0]
+    for field, value in (("source", "transformers llama 0123456789abcdef"), ("task", "forward")):
+        other = msgspec.structs.replace(TINY, **{field: value})
+        misses = save(tmp_path / "other.json", *rows, model=other)
+        with pytest.raises(OtherWorkloadError) as caught:
+            sizes_to_add(decoder, [tmp_path / "own.json", misses])
+        assert str(caught.value).startswith(f"{misses}: $.model.{field} is {value!r}")
+        assert f"expected {getattr(TINY, field)!r}" in str(caught.value)
+
+
+def test_a_decoder_of_another_dtype_or_saved_by_another_version_is_the_same(decoder: LoadedConfig, tmp_path: Path):
+    config = {"model_type": "llama", "hidden_size": 64, "max_position_embeddings": 4096}
+    saved = {**config, "transformers_version": "5.9", "dtype": "bfloat16", "_name_or_path": "/models/tiny"}
+    request = Request(TransformersSource(config=saved), "bfloat16", "causal-lm", (), max_length=64)
+    assert identify("tiny", request) == TINY
+    other = Request(TransformersSource(config={**config, "hidden_size": 65}), "float32", "causal-lm", ())
+    assert identify("tiny", other) != TINY
+
+
+@pytest.mark.parametrize("command", [["coverage", "a.tuned"], ["report", "a.tuned", "-o", "-"]])
+def test_what_a_server_of_another_model_ran_is_refused(folder: Path, capsys, command: list[str]):
+    rows = [("forward", "near", 5, {"batch": 3})]
+    own = save(folder / "own.json", *rows, model=model_of("a.tuned"))
+    assert cli.run([*command, "--misses", str(own)]) == 0
+    write_artifact("b.tuned", two_layers.contents(name="other"))
+    other = save(folder / "other.json", *rows, model=model_of("b.tuned"))
+    capsys.readouterr()
+    assert cli.run([*command, "--misses", str(own), "--misses", str(other)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "other.json: $.model.name is 'other'; expected 'two-layers', coverage of the model 'two-layers'" in line
+
+
+def test_files_that_do_not_say_their_model_are_taken_with_a_warning(folder: Path, caplog):
+    old = folder / "old.json"
+    old.write_text('{"schema": 1, "points": [], "rows": [], "uncounted": 0}', encoding="utf-8")
+    assert cli.run(["coverage", "a.tuned", "--misses", str(old)]) == 0
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{old}: does not say which model it is of")
+
+
 def test_parts_of_prompts_and_single_operators_are_no_other_model(decoder: LoadedConfig, tmp_path: Path):
     """One prompt longer than the longest tuned one, or one replayed operator, and a server's file was refused."""
     misses = save(
@@ -200,7 +265,7 @@ def test_parts_of_prompts_and_single_operators_are_no_other_model(decoder: Loade
         ("", "miss", 8, {}),
     )
     assert [(a.phase, a.size, a.value) for a in sizes_to_add(decoder, [misses])[0]] == [("prefill", "sequence", 100)]
-    asked = [(one.phase, one.sizes["sequence"], one.runs) for one in asked_by_servers([misses])]
+    asked = [(one.phase, one.sizes["sequence"], one.runs) for one in asked_by_servers([misses], TINY)]
     assert asked == [("prefill", 100, 10), ("prefill", 500, 9)]
 
 

@@ -60,7 +60,7 @@ def test_a_dropped_plan_keeps_its_point_and_adds_to_a_later_one(coverage: Covera
 def test_the_file_comes_back(coverage: Coverage, tmp_path: Path):
     coverage.save(tmp_path / "coverage.json")
     record = read_coverage(tmp_path / "coverage.json")
-    assert record == CoverageRecord(1, coverage.points(), coverage.rows(), 0)
+    assert record == CoverageRecord(2, coverage.points(), coverage.rows(), 0)
     assert [p.name for p in tmp_path.iterdir()] == ["coverage.json"]
 
 
@@ -75,8 +75,8 @@ def test_the_file_is_stable(coverage: Coverage, tmp_path: Path):
         "program": "forward", "form": "abc", "label": "matmul linear", "dims": [9], "outcome": "miss",
         "candidate": "", "tuned_at": [1], "reasons": [], "calls": 6,
     }  # fmt: skip
-    assert (document["schema"], document["uncounted"]) == (1, 0)
-    assert set(document) == {"schema", "points", "rows", "uncounted"}
+    assert (document["schema"], document["uncounted"]) == (2, 0)
+    assert set(document) == {"schema", "points", "rows", "uncounted", "model"}
 
 
 def test_saving_again_replaces_the_file_and_a_failure_leaves_the_old_one(coverage: Coverage, tmp_path: Path):
@@ -119,7 +119,8 @@ def test_it_may_be_saved_while_it_counts(coverage: Coverage, tmp_path: Path):
         ("", "expected what coverage"),
         ("[]", "expected what coverage"),
         ('{"schema": 1}', "points"),
-        ('{"schema": 2, "points": [], "rows": [], "uncounted": 0}', r"\$\.schema is 2; expected 1"),
+        ('{"schema": 3, "points": [], "rows": [], "uncounted": 0}', r"\$\.schema is 3; expected 1 to 2"),
+        ('{"schema": 2, "points": [], "rows": [], "uncounted": 0, "model": "a"}', r"\$\.model"),
         ('{"schema": 1, "points": [{"program": 3}], "rows": [], "uncounted": 0}', r"\$\.points\[0\]"),
         ("\xff\xfe", "expected what coverage"),
         ("[" * 5000, "expected what coverage"),

@@ -95,7 +95,7 @@ def _options(program: Program, lowered: Lowered) -> list[_Option]:
 
 
 def _compare(request: Request, widest: Grouping) -> tuple[str, ...]:
-    from tune_model.extract.checking.equivalence import check_equivalence
+    from tune_model.extract.checking.equivalence import check_equivalence, compared_in
 
     found = check_equivalence(request, lambda raw: lower(raw).trace)
     if widest != USUAL:
@@ -103,7 +103,8 @@ def _compare(request: Request, widest: Grouping) -> tuple[str, ...]:
     if not found:
         return ("not compared with the eager model: it is too large to run here and no small copy of it can be made",)
     worst = max(c.error for c in found)
-    return (f"compared with the eager model in float32: {len(found)} outputs, largest relative error {worst:.0e}",)
+    dtype = compared_in(request)
+    return (f"compared with the eager model in {dtype}: {len(found)} outputs, largest relative error {worst:.0e}",)
 
 
 def trace(request: Request) -> tuple[Trace, ...]:

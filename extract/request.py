@@ -56,7 +56,13 @@ ModelSource = TransformersSource | FactorySource | ExportedSource
 
 
 class ModelInput(msgspec.Struct, frozen=True):
-    """An input of a `forward` task: sizes are integers or the names of the workload's grid symbols."""
+    """An input of a `forward` task.
+
+    Attributes:
+        name: Of the argument.
+        shape: Integers, or names of the workload's grid symbols.
+        dtype: Of its elements; empty for that of a saved program, until `settle_exported` fills it in.
+    """
 
     name: str
     shape: tuple[int | str, ...]
@@ -83,7 +89,8 @@ class Request(msgspec.Struct, frozen=True):
 
     Attributes:
         source: Where the model comes from.
-        dtype: Of weights and activations: `float32`, `bfloat16`, `float16`.
+        dtype: Of weights and activations: `float32`, `bfloat16`, `float16`; of a saved program what it has, and empty
+            until `settle_exported` fills it in.
         task: `causal-lm`, `encoder` or `forward`.
         phases: In the order they are to be traced.
         inputs: For `forward` tasks whose inputs cannot be derived; empty otherwise.

@@ -23,6 +23,7 @@ def extract_configured(loaded: LoadedConfig) -> "tuple[Request, Extraction]":
     """
     from tune_model.extract.plan import extract
     from tune_model.extract.regions.group import Grouping
+    from tune_model.extract.tracing.exported import SavedDtypeError
     from tune_model.extract.tracing.front_end import GridError
 
     try:
@@ -36,6 +37,8 @@ def extract_configured(loaded: LoadedConfig) -> "tuple[Request, Extraction]":
         raise
     except ModelNotFoundError as error:
         raise loaded.place(error, ("model", error.field)) from error
+    except SavedDtypeError as error:
+        raise loaded.place(error, ("dtype",)) from error
     except GridError as error:
         raise loaded.place(error, ("workload",)) from error
     except TuneModelError as error:

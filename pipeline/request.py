@@ -13,7 +13,7 @@ from tune_model.extract.request import (
     TransformersSource,
 )
 from tune_model.extract.task import NumericRules
-from tune_model.pipeline.config import Config, ExportedModel, TorchModel, TransformersModel, WorkloadConfig
+from tune_model.pipeline.config import Config, ExportedModel, InputSpec, TorchModel, TransformersModel, WorkloadConfig
 from tune_model.pipeline.config.rules import forward_grid
 from tune_model.runtime.errors import TuneModelError
 
@@ -41,15 +41,16 @@ def make_request(config: Config, folder: Path) -> Request:
 
     Raises:
         ModelNotFoundError: A folder, file, package or hub id is not on this machine.
+        SourceError: A saved program cannot be read, or has not the dtype or the inputs asked for.
     """
     workload = config.workload
     phases = phases_of(workload)
-    return Request(
+    request = Request(
         source=_source(config.model, folder),
-        dtype=config.dtype,
+        dtype=config.dtype or "",
         task=config.task,
         phases=phases,
-        inputs=tuple(ModelInput(i.name, i.shape, i.dtype or config.dtype) for i in config.model.inputs),
+        inputs=tuple(ModelInput(i.name, i.shape, _input_dtype(i, config)) for i in config.model.inputs),
         max_length=workload.max_length or 0,
         max_batch=workload.max_batch or max(max(phase.grid.get("batch", (1,))) for phase in phases),
         rules=NumericRules(
@@ -58,6 +59,16 @@ def make_request(config: Config, folder: Path) -> Request:
             batch_invariant=config.search.batch_invariant,
         ),
     )
+    if not isinstance(config.model, ExportedModel):
+        return request
+    from tune_model.extract.tracing.exported import settle_exported
+
+    return settle_exported(request)
+
+
+def _input_dtype(spec: InputSpec, config: Config) -> str:
+    """Return an input's dtype: the model's own by default, of a saved program whatever it takes there."""
+    return spec.dtype or ("" if isinstance(config.model, ExportedModel) else config.dtype or "")
 
 
 def phases_of(workload: WorkloadConfig) -> tuple[Phase, ...]:

@@ -1,25 +1,85 @@
 """Front end for saved `torch.export` programs (`.pt2`)."""
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, TensorArgument
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from tune_model.extract.checking.grid import check_grid, check_names
 from tune_model.extract.request import ExportedSource, ModelInput, Request
 from tune_model.extract.tracing.front_end import SourceError, Trace, TraceError
 from tune_model.extract.tracing.graph import fix_single_sizes, import_functional
+from tune_model.extract.tracing.import_arguments import dtype_name
 from tune_model.extract.tracing.import_graph import Interface, NamedInput
 from tune_model.extract.tracing.outputs import named_values
 from tune_model.runtime.expression import Dim
 
-__all__ = ["ExportedModule", "load_exported", "trace_exported"]
+__all__ = ["ExportedModule", "SavedDtypeError", "load_exported", "settle_exported", "trace_exported"]
 
 _log = logging.getLogger(__name__)
+
+
+class SavedDtypeError(SourceError):
+    """A request asks for another dtype than a saved program has."""
+
+
+class _Dtypes(NamedTuple):
+    """What a saved program computes in.
+
+    Attributes:
+        floating: Floating-point dtypes of its weights, the one with most elements first; without any, of its inputs.
+        inputs: Of every input, by name.
+    """
+
+    floating: tuple[str, ...]
+    inputs: dict[str, str]
+
+
+def settle_exported(request: Request) -> Request:
+    """Fill in the dtypes that a request leaves to the saved program: its own and those of its inputs.
+
+    Raises:
+        SourceError: The file is missing or damaged, or the inputs do not fit it.
+        SavedDtypeError: The request asks for another dtype, which a saved program cannot be given.
+    """
+    source = request.source
+    if not isinstance(source, ExportedSource):
+        return request
+    if not Path(source.path).is_file():
+        raise _not_there(source.path)
+    found = _dtypes(source.path, Path(source.path).stat().st_mtime_ns)
+    if request.dtype and found.floating and request.dtype not in found.floating:
+        raise SavedDtypeError(
+            f"is {request.dtype}; expected {found.floating[0]}, which {source.path} was saved in and keeps (leave dtype"
+            " out, or save the program in another)"
+        )
+    order = dict(zip(_matched(found.inputs, request.inputs, source.path), found.inputs.values(), strict=False))
+    return msgspec.structs.replace(
+        request,
+        dtype=request.dtype or next(iter(found.floating), "float32"),
+        inputs=tuple(i if i.dtype else msgspec.structs.replace(i, dtype=order[i]) for i in request.inputs),
+    )
+
+
+@lru_cache(maxsize=16)
+def _dtypes(path: str, _changed: int) -> _Dtypes:
+    exported = load_exported(path)
+    inputs = _input_values(exported)
+    elements: Counter[str] = Counter()
+    for tensor in exported.state_dict.values():
+        elements[dtype_name(tensor)] += tensor.numel() if tensor.is_floating_point() else 0
+    if not +elements:
+        elements.update(dtype_name(value) for value in inputs.values() if value.is_floating_point())
+    floating = tuple(name for name, count in elements.most_common() if count)
+    return _Dtypes(floating, {name: dtype_name(value) for name, value in inputs.items()})
 
 
 def trace_exported(request: Request) -> tuple[Trace, ...]:
@@ -63,7 +123,7 @@ def load_exported(path: str) -> ExportedProgram:
         SourceError: It is missing or damaged.
     """
     if not Path(path).is_file():
-        raise SourceError(f"{path} is not a file; expected a program saved with torch.export.save")
+        raise _not_there(path)
     log = logging.getLogger("torch.export")
     before, log.disabled = log.disabled, True  # it writes a traceback for each way of reading that it tries
     try:
@@ -76,6 +136,10 @@ def load_exported(path: str) -> ExportedProgram:
         ) from error
     finally:
         log.disabled = before
+
+
+def _not_there(path: str) -> SourceError:
+    return SourceError(f"{path} is not a file; expected a program saved with torch.export.save")
 
 
 class ExportedModule(torch.nn.Module):
@@ -111,19 +175,35 @@ def _inputs(exported: ExportedProgram, given: tuple[ModelInput, ...], path: str)
                 f"{path} has dynamic sizes in {', '.join(dynamic)}; list all inputs under inputs: and name those sizes"
             )
         return tuple(NamedInput(n, tuple(int(s) for s in v.shape)) for n, v in values.items())
-    if len(given) != len(values):
-        raise SourceError(f"{path} takes {len(values)} tensors ({', '.join(values)}); the request lists {len(given)}")
-    names = [i.name for i in given]
-    by_name = dict(zip(names, given, strict=True))
-    ordered = [by_name[n] for n in values] if set(names) == set(values) else list(given)
+    ordered = _matched(values, given, path)
     for input_, value in zip(ordered, values.values(), strict=True):
-        dtype = str(value.dtype).removeprefix("torch.")
-        if len(input_.shape) != value.dim() or input_.dtype != dtype:
+        dtype = dtype_name(value)
+        if len(input_.shape) != value.dim() or (input_.dtype or dtype) != dtype:
             raise SourceError(
-                f"input {input_.name!r} is {input_.dtype} with {len(input_.shape)} dims; {path} takes {dtype} with"
-                f" {value.dim()}"
+                f"input {input_.name!r} is {input_.dtype or dtype} with {len(input_.shape)} dims; {path} takes {dtype}"
+                f" with {value.dim()}"
             )
     return tuple(NamedInput(i.name, _dims(i)) for i in ordered)
+
+
+def _matched(names: Sequence[str] | Mapping[str, object], given: tuple[ModelInput, ...], path: str) -> list[ModelInput]:
+    """Put inputs in the program's order: by its own names where all are, else as they are given.
+
+    Raises:
+        SourceError: There are more or fewer, or one has the program's name of another.
+    """
+    if given and len(given) != len(names):
+        raise SourceError(f"{path} takes {len(names)} tensors ({', '.join(names)}); the request lists {len(given)}")
+    by_name = {i.name: i for i in given}
+    if by_name.keys() == set(names):
+        return [by_name[name] for name in names]
+    for input_, own in zip(given, names, strict=False):
+        if input_.name != own and input_.name in names:
+            raise SourceError(
+                f"input {input_.name!r} is given where {path} takes {own!r}; expected all of its own names"
+                f" ({', '.join(names)}), or others in their order"
+            )
+    return list(given)
 
 
 def _dims(input_: ModelInput) -> tuple[Dim, ...]:
@@ -143,10 +223,14 @@ def _input_values(exported: ExportedProgram) -> dict[str, torch.Tensor]:
 
 
 def _outputs(exported: ExportedProgram) -> tuple[str, ...]:
-    count = len(exported.graph_signature.user_outputs)
-    structure = pytree.tree_unflatten(list(range(count)), exported.call_spec.out_spec)
+    """Name the tensors that the program returns; what else it returns (`None`, a number) is left out."""
+    specs = [s for s in exported.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    structure = pytree.tree_unflatten(list(range(len(specs))), exported.call_spec.out_spec)
     names = {index: name for name, index in named_values(structure) if isinstance(index, int)}
-    return tuple(names.get(i, f"output_{i}") for i in range(count))
+    found = [names.get(i, f"output_{i}") for i, spec in enumerate(specs) if isinstance(spec.arg, TensorArgument)]
+    if not found:
+        raise TraceError("the program returns no tensors; expected at least one")
+    return tuple(found)
 
 
 def _weights(exported: ExportedProgram) -> dict[str, str]:

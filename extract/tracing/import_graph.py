@@ -73,7 +73,7 @@ class Interface(NamedTuple):
     Attributes:
         phase: The program's name.
         inputs: In the order of the traced function's flat inputs.
-        outputs: In the order of its flat outputs.
+        outputs: In the order of its flat outputs, tensors only.
         weights: Checkpoint name of each parameter and buffer the graph knows (its dotted name); one for a tied group.
         maximum: Largest legal value of each symbol that has one besides what the trace itself found.
     """
@@ -300,12 +300,9 @@ class _Importer:
         changed = [s.target for s in specs if s.kind is not OutputKind.USER_OUTPUT]
         if changed:
             raise TraceError(f"the model changes {', '.join(map(str, changed))} when it runs; expected a pure forward")
-        found = []
-        for value in cast("tuple[object, ...]", node.args[0]):
-            if not isinstance(value, Node):
-                raise TraceError(f"the model returns {value!r} among its outputs; expected tensors")
-            found.append(self.write.value(value))
-        return found
+        returned = cast("tuple[object, ...]", node.args[0])
+        tensors = (n for n in returned if isinstance(n, Node) and isinstance(n.meta.get("val"), torch.Tensor))
+        return [self.write.value(n) for n in tensors]  # what else is returned, callers have no use for
 
     def _call(self, node: Node, module: GraphModule) -> None:
         target = node.target

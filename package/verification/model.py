@@ -31,7 +31,7 @@ _ROWS_AT_MOST: Final = 4
 _PROMPT_AT_MOST: Final = 512
 _ELEMENTS_AT_MOST: Final = 1 << 26
 
-_COSINE: Final = {"float32": 0.9999, "float16": 0.999, "bfloat16": 0.99}
+_COSINE: Final = {"float64": 0.9999, "float32": 0.9999, "float16": 0.999, "bfloat16": 0.99}
 """Least cosine between outputs. Kernels that round elsewhere change a bf16 model's logits by about 1 %."""
 
 _REGRET: Final = {"float32": 0.0, "float16": 0.05, "bfloat16": 0.2}

@@ -111,7 +111,7 @@ def _check_model(artifact: "Artifact", loaded: "LoadedConfig") -> None:
     have = artifact.manifest.request
     config = loaded.config
     facts: list[tuple[tuple[str, ...], object, object]] = [
-        (("dtype",), config.dtype, have.dtype),
+        (("dtype",), config.dtype or have.dtype, have.dtype),  # a saved program has its own
         (("task",), config.task, have.task),
         (("workload", "max_length"), config.workload.max_length or 0, have.max_length),
     ]

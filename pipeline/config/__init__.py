@@ -11,6 +11,7 @@ from tune_model.pipeline.config.rules import budget_seconds
 from tune_model.pipeline.config.schema import (
     Config,
     ExportedModel,
+    InputSpec,
     TorchModel,
     TransformersModel,
     WorkloadConfig,
@@ -22,6 +23,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "ExportedModel",
+    "InputSpec",
     "LoadedConfig",
     "Override",
     "TorchModel",

@@ -11,10 +11,12 @@ import tune_model
 from tune_model.pipeline.config.document import Document, DocumentError, Path, format_path, parse_document
 from tune_model.pipeline.config.overrides import Override, apply_override, parse_override
 from tune_model.pipeline.config.rules import violations
-from tune_model.pipeline.config.schema import Config
+from tune_model.pipeline.config.schema import Config, ExportedModel
 from tune_model.pipeline.config.wording import ConfigError, Violation, find_violation
 
 __all__ = ["LoadedConfig", "dump_config", "load_config", "parse_config", "shipped_configs"]
+
+DEFAULT_DTYPE: Final = "bfloat16"
 
 BYTES_AT_MOST: Final = 128 << 10
 """The YAML parser reads some 200 KB a second; shipped configurations have 1 to 2."""
@@ -75,7 +77,7 @@ def load_config(name: str, overrides: Iterable[Override | str] = ()) -> LoadedCo
         raise config.to_error(document)
     for violation in violations(config):
         raise violation.to_error(document)
-    return LoadedConfig(config, path.resolve().parent, document)
+    return LoadedConfig(_with_dtype(config), path.resolve().parent, document)
 
 
 def parse_config(text: str, name: str, overrides: Iterable[Override | str] = ()) -> Config:
@@ -95,7 +97,14 @@ def parse_config(text: str, name: str, overrides: Iterable[Override | str] = ())
     config = find_violation(document.data)
     if isinstance(config, Violation):
         raise config.to_error(document)
-    return config
+    return _with_dtype(config)
+
+
+def _with_dtype(config: Config) -> Config:
+    """Fill in the default dtype, but of a saved program, which has its own."""
+    if config.dtype is not None or isinstance(config.model, ExportedModel):
+        return config
+    return msgspec.structs.replace(config, dtype=DEFAULT_DTYPE)
 
 
 def shipped_configs() -> dict[str, pathlib.Path]:

@@ -53,7 +53,10 @@ class InputSpec(Strict, frozen=True, kw_only=True):
         tuple[Size | Symbol, ...],
         Meta(description="Sizes: an integer, or the name of a size that the workload's grid gives values to."),
     ]
-    dtype: Annotated[InputDtype | None, Meta(description="Element type; the model's own by default.")] = None
+    dtype: Annotated[
+        InputDtype | None,
+        Meta(description="Element type; the configuration's dtype by default, of a saved program what it takes."),
+    ] = None
 
 
 Inputs = Annotated[
@@ -217,7 +220,12 @@ class Config(Strict, frozen=True, kw_only=True):
         ),
     ]
     workload: Annotated[WorkloadConfig, Meta(description="The shapes that production runs.")]
-    dtype: Annotated[Dtype, Meta(description="Of weights and activations.")] = "bfloat16"
+    dtype: Annotated[
+        Dtype | None,
+        Meta(
+            description="Of weights and activations; bfloat16 by default, and of a saved program what it was saved in."
+        ),
+    ] = None
     target: Annotated[
         str,
         Meta(

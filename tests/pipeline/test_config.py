@@ -213,3 +213,12 @@ def test_inputs_that_the_model_knows_need_not_be_listed(tmp_path, model):
     """A saved program has its own, and those of many transformers models are derived; both used to be refused."""
     text = f"name: x\nmodel: {model}\ntask: forward\nworkload: {{forward: {{batch: [1]}}}}\n"
     assert load(tmp_path, text).config.model.inputs == ()
+
+
+def test_the_dtype_by_default_is_bfloat16_and_of_a_saved_program_its_own(tmp_path):
+    text = GOOD["forward"].replace("dtype: bfloat16\n", "")
+    assert load(tmp_path, text).config.dtype == "bfloat16"
+    saved = "name: a\nmodel: {source: pt2, path: a.pt2}\ntask: forward\nworkload: {forward: {}}\n"
+    config = load(tmp_path, saved).config
+    assert config.dtype is None
+    assert load(tmp_path, dump_config(config)).config == config

@@ -66,3 +66,44 @@ def test_what_a_model_prints_is_not_in_the_way_of_json(tmp_path: Path, capsys: p
     printed = capsys.readouterr()
     assert json.loads(printed.out)["programs"][0]["name"] == "forward"
     assert "built" in printed.err
+
+
+class Gated(torch.nn.Module):
+    """Floating-point and integer inputs; one output is None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, on: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.relu(self.layer(x)) * on[:, None], None
+
+
+SAVED = """
+name: saved
+model:
+  source: pt2
+  path: saved.pt2
+  inputs: [{name: x, shape: [batch, 8]}, {name: on, shape: [batch]}]
+task: forward
+workload: {forward: {batch: [1, 4]}}
+target: cpu
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_saved_program_needs_no_dtypes(tmp_path: Path, capsys, dtype: torch.dtype):
+    """bfloat16 was asked of all its inputs, integers too, unless the configuration said otherwise."""
+    example = (torch.ones(3, 8, dtype=dtype), torch.ones(3, dtype=torch.int64))
+    dynamic_shapes = ({0: torch.export.Dim.AUTO}, {0: torch.export.Dim.AUTO})
+    program = torch.export.export(Gated().to(dtype).eval(), example, dynamic_shapes=dynamic_shapes)
+    torch.export.save(program, tmp_path / "saved.pt2")
+    config = tmp_path / "saved.yaml"
+    config.write_text(SAVED, encoding="utf-8")
+    name = str(dtype).removeprefix("torch.")
+    for given in ((), ("--set", f"dtype={name}")):
+        assert cli.run(["plan", str(config), *given, "--json"]) == 0
+        notes = json.loads(capsys.readouterr().out)["notes"]
+        assert any(f"compared with the eager model in {name}: 2 outputs" in note for note in notes)
+    assert cli.run(["plan", str(config), "--set", "dtype=float16"]) == 2
+    assert f"$.dtype: is float16; expected {name}, which" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from tune_model.extract.request import ExportedSource, FactorySource, Phase, Req
 from tune_model.extract.tracing.build import build_factory, build_real, load_config, make_fake
 from tune_model.extract.tracing.exported import ExportedModule, load_exported, trace_exported
 from tune_model.extract.tracing.front_end import SourceError, Trace, TraceError
+from tune_model.extract.tracing.import_arguments import dtype_name
 from tune_model.extract.tracing.module import call_by_name, module_inputs, trace_built
 from tune_model.extract.tracing.outputs import named_outputs
 from tune_model.extract.tracing.transformers_model import forward_settings, trace_config
@@ -394,7 +395,8 @@ def _call(call: Callable[..., Any], given: Mapping[str, torch.Tensor], what: str
             return call(**given)
     except Exception as error:
         seen = f"{type(error).__name__}: {error}"
-        raise EquivalenceError(f"{what}: the model itself fails for random inputs: {seen}") from error
+        dtypes = ", ".join(sorted({dtype_name(t) for t in given.values() if t.is_floating_point()})) or "integers"
+        raise EquivalenceError(f"{what}: the model itself fails for random inputs in {dtypes}: {seen}") from error
 
 
 def _check_repeatable(what: str, again: torch.Tensor, before: torch.Tensor) -> None:

@@ -66,10 +66,6 @@ class RecordsError(TuneModelError):
 class Records:
     """An open database.
 
-    Args:
-        path: Where it is; made if need be.
-        copy_of: The file that `path` is a passing copy of, which messages name instead.
-
     Attributes:
         moved_to: Where a damaged predecessor was set aside; `None` when there was none.
         rescued: Rows read from it.
@@ -77,6 +73,10 @@ class Records:
 
     def __init__(self, path: Path, *, copy_of: Path | None = None) -> None:
         """Open or create the database at `path`.
+
+        Args:
+            path: Where it is.
+            copy_of: The file that `path` is a passing copy of, which messages name instead.
 
         Raises:
             RecordsError: The place cannot be written, or a newer version of this program wrote the file.

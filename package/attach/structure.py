@@ -89,9 +89,6 @@ class Structure:
     def check(self) -> None:
         """Compare the module with what it was; one that trains is left to the caller.
 
-        Takes 54 us for the 422 submodules of a Llama with 32 layers, and 12 us where what had changed before still does
-        (AMD EPYC, Python 3.11, torch 2.13, 2026-12-01).
-
         Raises:
             Unmatched: Something in it was replaced, added, removed, cast or moved.
         """
